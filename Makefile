@@ -1,0 +1,51 @@
+# Each target does all of its own set-up. Whatever is downloaded or built lies in the cache folder
+# ($BOUNDARY_BUNDLE_CACHE, else $XDG_CACHE_HOME/boundary-bundle, else ~/.cache/boundary-bundle).
+#
+#   make demo         a real model over three processes
+#   make test         every test, with both builds of llama.cpp
+#   make check        ruff and mypy
+#   make clean-cache  remove everything that this project put into its cache folder
+
+.PHONY: help demo test check clean-cache
+.DEFAULT_GOAL := help
+# One build at a time; each uses every core by itself.
+.NOTPARALLEL:
+
+BOOTSTRAP := boundary_bundle/native/bootstrap.py
+
+# The first Python that is new enough. PYTHON=... overrides the search.
+FIND_PYTHON = \
+	for candidate in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do \
+		if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; then \
+			base=$$candidate; break; \
+		fi; \
+	done; \
+	if [ -z "$$base" ]; then \
+		echo "error: Python 3.10 or newer is missing: apt-get install python3 python3-venv, dnf install python3, or brew install python." >&2; \
+		exit 2; \
+	fi
+
+# Sets $$venv to the interpreter of the virtual environment, made first if it is not there.
+SET_UP = base=; $(FIND_PYTHON); venv=$$("$$base" -I $(BOOTSTRAP) python) || exit $$?
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo:
+	@$(SET_UP); exec "$$venv" -m boundary_bundle.cli demo
+
+test:
+	@$(SET_UP); set -e; \
+	"$$venv" -m boundary_bundle.native build patched unpatched; \
+	"$$venv" -m boundary_bundle.native model; \
+	$(MAKE) --no-print-directory -C native_shim test; \
+	exec "$$venv" -m pytest $(PYTEST_ARGS)
+
+check:
+	@base=; $(FIND_PYTHON); venv=$$("$$base" -I $(BOOTSTRAP) python --no-build) || exit $$?; set -e; \
+	"$$venv" -m ruff check .; \
+	"$$venv" -m ruff format --check .; \
+	"$$venv" -m mypy --strict boundary_bundle
+
+clean-cache:
+	@base=; $(FIND_PYTHON); "$$base" -I $(BOOTSTRAP) clean

@@ -1,0 +1,61 @@
+"""python -m boundary_bundle.native build patched|unpatched | model | where, each with --json.
+
+Standard output is the answer, standard error the progress. Exit status 2 with a reason if it cannot be done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from .build import KINDS, build
+from .model import ensure_model, model_path
+from .paths import cache_dir
+from .process import NativeError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m boundary_bundle.native", description="The native side.")
+    parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(dest="command", required=True)
+    building = commands.add_parser("build", help="build libllama and the programs on it")
+    building.add_argument("kinds", metavar="patched|unpatched", nargs="+", choices=KINDS)
+    commands.add_parser("model", help="get the demo model")
+    commands.add_parser("where", help="say where things lie, making nothing")
+    for command in commands.choices.values():
+        command.add_argument("--json", action="store_true", default=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    try:
+        answer = _answer(options)
+    except NativeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the next run continues", file=sys.stderr)
+        return 130
+    if options.json:
+        print(json.dumps(answer, indent=2, sort_keys=True))
+    else:
+        for name, value in answer.items():
+            print(f"{name}: {value}")
+    return 0
+
+
+def _answer(options: argparse.Namespace) -> dict[str, Any]:
+    if options.command == "model":
+        return {"model": str(ensure_model())}
+    if options.command == "where":
+        root = cache_dir()
+        builds = sorted(str(path.parent) for path in root.glob("builds/*/complete.json"))
+        model = model_path(root)
+        return {"cache": str(root), "builds": builds, "model": str(model) if model.is_file() else None}
+    done = {kind: build(kind) for kind in options.kinds}
+    if options.json:
+        return {kind: result.as_json() for kind, result in done.items()}
+    return {f"{kind} {name}": path for kind, result in done.items() for name, path in result.programs.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

