@@ -1,0 +1,98 @@
+"""One batch of tokens, of one or several sequences, as the bundle that the first shard takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..bundle import AttributeKey, AttributeValue, Bundle, Tensor
+from .worker import Description
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the same bundle is laid out on the wire: none of it changes what the bundle says.
+
+    ``fragment_size`` is 0 or a multiple of 64, in bytes.
+    """
+
+    byte_order: str = "little"
+    fragment_size: int = 0
+    checksums: bool = True
+
+
+PLAIN = Layout()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tokens in batch order; all four lists have one entry a token.
+
+    ``sequences[t]`` are the sequences that token t belongs to, ``positions[t]`` its position in them, and
+    ``outputs[t]`` says whether the last shard is to give logits for it. Raises ValueError for lists of
+    different lengths.
+    """
+
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    sequences: Sequence[Sequence[int]]
+    outputs: Sequence[bool]
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.tokens), len(self.positions), len(self.sequences), len(self.outputs)}
+        if len(lengths) != 1:
+            raise ValueError(f"tokens, positions, sequences and outputs have {sorted(lengths)} entries")
+
+    @classmethod
+    def of_sequence(cls, tokens: Sequence[int], start: int, *, outputs: str = "last", sequence: int = 0) -> Batch:
+        """Consecutive tokens of one sequence from position ``start`` on; ``outputs`` is none, last or all."""
+        count = len(tokens)
+        wanted = [outputs == "all"] * count
+        if outputs == "last" and count:
+            wanted[-1] = True
+        return cls(tokens, range(start, start + count), [(sequence,)] * count, wanted)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def first_positions(self) -> dict[int, int]:
+        """For each sequence that the batch touches, the smallest of its positions."""
+        found: dict[int, int] = {}
+        for position, members in zip(self.positions, self.sequences, strict=True):
+            for sequence in members:
+                found[sequence] = min(position, found.get(sequence, position))
+        return found
+
+    def bundle(self, model: Description, layout: Layout = PLAIN, number: int = 0) -> Bundle:
+        """The token request: token_ids i32 [tokens], positions i32 [tokens], seq_offsets u32 [tokens + 1],
+        seq_ids u32 [members], outputs bool [tokens] (specification, 5.1), said to come from no layer.
+        """
+        count = len(self.tokens)
+        members = [sequence for row in self.sequences for sequence in row]
+        offsets = np.zeros(count + 1, np.uint32)
+        np.cumsum([len(row) for row in self.sequences], out=offsets[1:])
+        order = layout.byte_order
+        attributes: dict[AttributeKey, AttributeValue] = {
+            "architecture": model.architecture,
+            "model_fingerprint": model.fingerprint,
+            "layer_start": 0,
+            "layer_end": 0,
+            "n_layer": model.n_layer,
+            "n_tokens": count,
+            "n_seqs": len(set(members)),
+        }
+        return Bundle(
+            [
+                Tensor("token_ids", np.asarray(self.tokens, np.int32), token_axis=0, byte_order=order),
+                Tensor("positions", np.asarray(self.positions, np.int32), token_axis=0, byte_order=order),
+                Tensor("seq_offsets", offsets, byte_order=order),
+                Tensor("seq_ids", np.asarray(members, np.uint32), byte_order=order),
+                Tensor("outputs", np.asarray(self.outputs, np.bool_), token_axis=0),
+            ],
+            attributes,
+            number=number,
+            fragment_size=layout.fragment_size,
+            checksums=layout.checksums,
+        )

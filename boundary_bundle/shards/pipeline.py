@@ -1,0 +1,306 @@
+"""A batch through all shards, one after another, and greedy generation on top of it."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ..decoder import decode
+from ..encoder import encode
+from .batch import PLAIN, Batch, Layout
+from .protocol import Type
+from .worker import Bytes, Description, Reply, Worker, WorkerError
+
+Logits = npt.NDArray[np.float32]
+
+#: What all shards must have in common, by the names of describe.
+SHARED = ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads", "flash_attn", "kv_unified", "type_k", "type_v")
+
+
+class PipelineError(Exception):
+    """The workers do not make a pipeline, or a request does not fit it; one sentence."""
+
+
+@dataclass(frozen=True)
+class ShardTime:
+    """One worker's share of one step, in microseconds: its C codec's two directions, computing, the whole."""
+
+    decode_us: float
+    compute_us: float
+    encode_us: float
+    wall_us: float
+
+
+@dataclass(frozen=True)
+class HopTime:
+    """One bundle from one shard to the next: bytes as the producer wrote them, and codec microseconds.
+
+    encode_us is the producer's C codec, decode_us the consumer's; the python ones are 0 when the bytes were
+    passed on unread.
+    """
+
+    bytes: int
+    encode_us: float
+    decode_us: float
+    python_decode_us: float
+    python_encode_us: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """What came of one batch. ``logits`` is f32 [outputs, n_vocab] when they were asked for."""
+
+    sampled: list[int]
+    logits: Logits | None
+    shards: list[ShardTime]
+    hops: list[HopTime]
+    seconds: float
+
+
+class Relay:
+    """What happens to a bundle between two shards. This one passes the bytes on as they are.
+
+    Hop k lies between shard k and shard k + 1; hop -1 is the way into the first shard, hop n - 1 the
+    way out of the last of n.
+    """
+
+    def request_layout(self, hop: int, step: int, rows: int) -> Layout:
+        """The layout that the producer at this hop is asked for (hop -1: that of the token bundle).
+
+        ``rows`` counts the rows of the bundle's largest tensor: tokens, or at the last hop outputs.
+        """
+        return PLAIN
+
+    def forward(self, hop: int, step: int, rows: int, data: Bytes) -> tuple[Bytes, float, float]:
+        """The bytes to send on, and the microseconds of decoding and encoding them."""
+        return data, 0.0, 0.0
+
+    def receive(self, step: int, rows: int, data: Bytes) -> Logits:
+        """Logits f32 [outputs, n_vocab] out of the last shard's bundle."""
+        return np.asarray(decode(data)["logits"], np.float32)
+
+    def attach(self, shards: Sequence[Description]) -> None:
+        """Called once with what the workers reported."""
+
+
+class Pipeline:
+    """Workers whose ranges follow each other from layer 0 to the last. Raises PipelineError if they do not.
+
+    The workers stay the caller's to close. One computes at a time.
+    """
+
+    def __init__(self, workers: Sequence[Worker], relay: Relay | None = None) -> None:
+        self.workers = list(workers)
+        self.relay = relay or Relay()
+        self.shards = [worker.describe() for worker in self.workers]
+        self._steps = 0
+        self._check()
+        self.relay.attach(self.shards)
+
+    @property
+    def model(self) -> Description:
+        """The first shard's description; what it says of the model holds for all."""
+        return self.shards[0]
+
+    def _check(self) -> None:
+        if not self.shards:
+            raise PipelineError("a pipeline needs a worker")
+        place, model = 0, self.shards[0]
+        for shard in self.shards:
+            start, end = shard.layer_range
+            if start != place:
+                raise PipelineError(f"shard [{start},{end}) does not continue at layer {place}")
+            place = end
+            if shard.fingerprint != model.fingerprint:
+                raise PipelineError(f"shard [{start},{end}) holds another model than shard 0")
+            for key in SHARED:
+                mine, first = shard.raw.get(key), model.raw.get(key)
+                if mine != first:
+                    raise PipelineError(f"shard [{start},{end}) has {key} {mine}, the first shard {first}")
+        if place != model.n_layer:
+            raise PipelineError(f"the shards end at layer {place}, but the model has {model.n_layer} layers")
+
+    def decode(self, batch: Batch, *, logits: bool = False, sample: bool = True) -> Step:
+        """Send one batch through all shards.
+
+        Raises WorkerError. A shard that refuses keeps its state; the shards before it are taken back to
+        where they were, so that the next request finds all of them at the same position.
+        """
+        started = time.perf_counter()
+        step, relay, last = self._steps, self.relay, len(self.workers) - 1
+        self._steps += 1
+        data: Bytes = encode(batch.bundle(self.model, relay.request_layout(-1, step, len(batch))))
+        shards: list[ShardTime] = []
+        passed: list[tuple[int, float, float]] = []
+        reply: Reply | None = None
+        for index, worker in enumerate(self.workers):
+            rows = sum(batch.outputs) if index == last else len(batch)
+            layout = relay.request_layout(index, step, rows)
+            wish: dict[str, object] = {
+                "byte_order": layout.byte_order,
+                "fragment_size": layout.fragment_size,
+                "checksums": layout.checksums,
+            }
+            if index == last:
+                wish |= {"logits": logits, "sample": sample}
+            sent = time.perf_counter()
+            try:
+                reply = worker.request(Type.DECODE, wish, data).result()
+            except WorkerError:
+                self._roll_back(self.workers[:index], batch)
+                raise
+            wall = (time.perf_counter() - sent) * 1e6
+            text = reply.text
+            shards.append(ShardTime(text["decode_us"], text["compute_us"], text["encode_us"], wall))
+            if index != last:
+                size = len(reply.bundle)
+                data, decode_us, encode_us = relay.forward(index, step, rows, reply.bundle)
+                passed.append((size, decode_us, encode_us))
+        assert reply is not None
+        sampled = [int(token) for token in reply.text.get("sampled", ())]
+        table = relay.receive(step, sum(batch.outputs), reply.bundle) if logits else None
+        hops = [
+            HopTime(size, shards[k].encode_us, shards[k + 1].decode_us, decode_us, encode_us)
+            for k, (size, decode_us, encode_us) in enumerate(passed)
+        ]
+        return Step(sampled, table, shards, hops, time.perf_counter() - started)
+
+    def _roll_back(self, workers: Sequence[Worker], batch: Batch) -> None:
+        for worker in workers:
+            for sequence, position in batch.first_positions().items():
+                # The refusal that led here is what the caller hears of.
+                with contextlib.suppress(WorkerError):
+                    worker.clear(sequence, position)
+
+    def clear(self) -> None:
+        """Forget all sequences on every shard."""
+        for worker in self.workers:
+            worker.clear()
+
+
+@dataclass
+class Generation:
+    """What came of one prompt.
+
+    ``steps`` counts the tokens generated, each from one row of logits. Speeds count the steps of one
+    token only, not the prompt. ``logits_compared`` and ``logits_differing`` are 0 without a reference.
+    """
+
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+    logits_compared: int = 0
+    logits_differing: int = 0
+    prompt_steps: list[Step] = field(default_factory=list)
+    decode_steps: list[Step] = field(default_factory=list)
+    reference_seconds: list[float] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """None when no step of one token was made."""
+        return _rate([step.seconds for step in self.decode_steps])
+
+    @property
+    def reference_tokens_per_second(self) -> float | None:
+        """The reference's speed over the same steps."""
+        return _rate(self.reference_seconds)
+
+    @property
+    def all_steps(self) -> list[Step]:
+        return [*self.prompt_steps, *self.decode_steps]
+
+    def shard_ms(self, shard: int) -> float:
+        """Median computing time of one shard over the steps of one token, in milliseconds."""
+        steps = self.decode_steps or self.prompt_steps
+        return statistics.median(step.shards[shard].compute_us for step in steps) / 1000
+
+    def hop(self, hop: int) -> HopTime:
+        """Means over every bundle that crossed one hop."""
+        times = [step.hops[hop] for step in self.all_steps]
+        return HopTime(
+            round(statistics.fmean(time.bytes for time in times)),
+            statistics.fmean(time.encode_us for time in times),
+            statistics.fmean(time.decode_us for time in times),
+            statistics.fmean(time.python_decode_us for time in times),
+            statistics.fmean(time.python_encode_us for time in times),
+        )
+
+
+def _rate(seconds: Sequence[float]) -> float | None:
+    return len(seconds) / sum(seconds) if seconds else None
+
+
+def count_differing(ours: Logits, theirs: Logits) -> int:
+    """How many logits differ in at least one bit. Raises PipelineError when the shapes differ."""
+    if ours.shape != theirs.shape:
+        raise PipelineError(f"the shards gave logits of shape {ours.shape}, the reference {theirs.shape}")
+    # As integers: NaN would differ from itself, and -0.0 would equal 0.0.
+    return int(np.count_nonzero(ours.view(np.uint32) != theirs.view(np.uint32)))
+
+
+def generate(
+    pipeline: Pipeline,
+    prompt: Sequence[int],
+    n_tokens: int,
+    *,
+    batch_size: int,
+    eos: Sequence[int] = (),
+    reference: Pipeline | None = None,
+    all_logits: bool = False,
+    on_token: Callable[[int], None] | None = None,
+) -> Generation:
+    """Generate up to ``n_tokens`` tokens greedily after ``prompt``, from empty sequences.
+
+    The prompt goes in batches of ``batch_size``. ``eos`` tokens end it. With ``reference``, every batch
+    goes through it too and each logit of each step is compared by its bits; ``all_logits`` asks for the
+    logits of every prompt token, not of the last alone. Raises PipelineError when there is nothing to
+    begin with or no room, and WorkerError.
+    """
+    if not prompt:
+        raise PipelineError("the prompt has no tokens")
+    if n_tokens < 1:
+        raise PipelineError(f"{n_tokens} tokens cannot be generated")
+    room = pipeline.model.n_ctx
+    if len(prompt) + n_tokens - 1 > room:
+        raise PipelineError(f"a prompt of {len(prompt)} tokens and {n_tokens} more do not fit a context of {room}")
+    result = Generation(list(prompt))
+
+    def run(batch: Batch, steps: list[Step], reference_seconds: list[float] | None) -> Step:
+        step = pipeline.decode(batch, logits=reference is not None)
+        steps.append(step)
+        if reference is not None:
+            theirs = reference.decode(batch, logits=True)
+            assert step.logits is not None
+            assert theirs.logits is not None
+            result.logits_compared += step.logits.size
+            result.logits_differing += count_differing(step.logits, theirs.logits)
+            if reference_seconds is not None:
+                reference_seconds.append(theirs.seconds)
+        return step
+
+    pipeline.clear()
+    if reference is not None:
+        reference.clear()
+    for start in range(0, len(prompt), batch_size):
+        part = prompt[start : start + batch_size]
+        outputs = "all" if all_logits else "last" if start + len(part) == len(prompt) else "none"
+        step = run(Batch.of_sequence(part, start, outputs=outputs), result.prompt_steps, None)
+    token = step.sampled[-1]
+    while True:
+        result.tokens.append(token)
+        if on_token is not None:
+            on_token(token)
+        if len(result.tokens) >= n_tokens or token in eos:
+            return result
+        position = len(prompt) + len(result.tokens) - 1
+        batch = Batch.of_sequence([token], position)
+        token = run(batch, result.decode_steps, result.reference_seconds).sampled[-1]

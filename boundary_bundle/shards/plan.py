@@ -1,0 +1,201 @@
+"""Which layers each shard owns, and what a GGUF file says of itself.
+
+Layers are counted from 0 over the whole model, everywhere; a range is [start, end).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import gguf
+
+#: Architectures whose graphs can be cut. Others are refused by name.
+CERTIFIED = frozenset({"llama"})
+
+_NUMBER = re.compile(r"[0-9]+")
+
+
+class PlanError(ValueError):
+    """The cuts or the model file cannot be used; the text is one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Ranges [start, end) that cover layers 0 to n_layer - 1 once each, in order.
+
+    Raises PlanError for ranges that do not.
+    """
+
+    n_layer: int
+    ranges: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        place = 0
+        for start, end in self.ranges:
+            if start != place or end <= start:
+                raise PlanError(f"range [{start},{end}) does not continue at layer {place}")
+            place = end
+        if place != self.n_layer:
+            raise PlanError(f"the ranges end at layer {place}, but the model has {self.n_layer} layers")
+
+    @property
+    def cuts(self) -> list[int]:
+        """The layers at which the model is cut: the first layer of every shard but the first."""
+        return [start for start, _ in self.ranges[1:]]
+
+    def __len__(self) -> int:
+        return len(self.ranges)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(self.ranges)
+
+
+def make_plan(n_layer: int, cuts: Sequence[int]) -> Plan:
+    """Cut a model of ``n_layer`` layers before each layer of ``cuts``; no cut gives one shard.
+
+    Raises PlanError when a cut is repeated, smaller than the one before it, or not 1 to n_layer - 1.
+    """
+    if n_layer < 1:
+        raise PlanError(f"a model of {n_layer} layers cannot be planned")
+    for before, cut in zip(cuts, cuts[1:], strict=False):
+        if cut == before:
+            raise PlanError(f"cut {cut} is given twice")
+        if cut < before:
+            raise PlanError(f"cuts must ascend, but {cut} follows {before}")
+    for cut in cuts:
+        if not 0 < cut < n_layer:
+            legal = f"1 to {n_layer - 1}" if n_layer > 1 else "nowhere"
+            raise PlanError(f"cut {cut} is out of range: a model of {n_layer} layers can be cut at {legal}")
+    edges = [0, *cuts, n_layer]
+    return Plan(n_layer, tuple(zip(edges, edges[1:], strict=False)))
+
+
+def parse_cuts(text: str) -> list[int]:
+    """Read ``10,20``. What the numbers mean is checked by :func:`make_plan`.
+
+    Raises PlanError when there is nothing, an empty item, or one that is not a number.
+    """
+    if not text.strip():
+        raise PlanError("the cuts are empty: give layer numbers such as 10,20")
+    cuts = []
+    for place, item in enumerate(text.split(","), start=1):
+        word = item.strip()
+        if not word:
+            raise PlanError(f"cut number {place} of {text!r} is empty")
+        if not _NUMBER.fullmatch(word) or len(word) > 9:
+            shown = word if len(word) <= 24 else f"{word[:20]}... ({len(word)} characters)"
+            raise PlanError(f"cut {shown!r} is not a layer number")
+        cuts.append(int(word))
+    return cuts
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """What the planner needs of a GGUF file. ``size`` is the file's, in bytes."""
+
+    path: Path
+    architecture: str
+    n_layer: int
+    size: int
+
+
+class _CutShort(Exception):
+    def __init__(self, end: int) -> None:
+        self.end = end
+
+
+def _reader(path: Path) -> gguf.GGUFReader:
+    import gguf
+    import numpy as np
+
+    class Reader(gguf.GGUFReader):
+        """Says where a short file ends, and walks over arrays (vocabularies) instead of taking them apart."""
+
+        def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+            end = offset + np.dtype(dtype).itemsize * int(count)
+            if end > len(self.data):
+                raise _CutShort(end)
+            return super()._get(offset, dtype, count, override_order)
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            kinds = gguf.GGUFValueType
+            if raw_type != kinds.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            head = [self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)]
+            item, count, place = kinds(head[0][0]), int(head[1][0]), orig_offs + 12
+            scalar = self.gguf_scalar_to_np.get(item)
+            if scalar is not None:
+                place += count * np.dtype(scalar).itemsize
+            elif item == kinds.STRING:
+                length = struct.Struct(">Q" if self.endianess == gguf.GGUFEndian.BIG else "<Q")
+                for _ in range(count):
+                    if place + 8 > len(self._raw):
+                        raise _CutShort(place + 8)
+                    place += 8 + length.unpack_from(self._raw, place)[0]
+            else:
+                return super()._get_field_parts(orig_offs, raw_type)
+            if place > len(self._raw):
+                raise _CutShort(place)
+            return place - orig_offs, head, [], [kinds.ARRAY, item]
+
+        @functools.cached_property
+        def _raw(self) -> memoryview:
+            view: Any = self.data
+            return memoryview(view)
+
+    return Reader(path)
+
+
+def read_model_file(path: Path | str) -> ModelFile:
+    """Read architecture and layer count with the gguf package, and check that every tensor is there.
+
+    Raises PlanError for a file that is missing, no GGUF, cut short, damaged or of an architecture that
+    is not certified for ranges.
+    """
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        if path.is_dir():
+            raise PlanError(f"{path} is a folder, not a GGUF file")
+        with open(path, "rb") as stream:
+            magic = stream.read(4)
+    except OSError as error:
+        raise PlanError(f"cannot read {path}: {error.strerror}") from None
+    if magic != b"GGUF":
+        if size < 4:
+            raise PlanError(f"{path} is not a GGUF file: it holds {size} bytes")
+        raise PlanError(f"{path} is not a GGUF file: it begins with {magic.hex(' ')}, not 47 47 55 46")
+    try:
+        reader = _reader(path)
+    except ImportError as error:
+        raise PlanError(f"the Python package {error.name!r} is missing: pip install 'boundary-bundle[run]'") from None
+    except _CutShort as error:
+        raise PlanError(
+            f"{path} is cut short: it holds {size} bytes, but what it declares reaches to byte {error.end}"
+        ) from None
+    except Exception as error:  # the package raises whatever its parsing runs into
+        detail = " ".join(str(error).split()) or type(error).__name__
+        raise PlanError(f"{path} ({size} bytes) is a damaged GGUF file: {detail[:200]}") from None
+    architecture = _value(reader, path, "general.architecture", str)
+    if architecture not in CERTIFIED:
+        known = ", ".join(sorted(CERTIFIED))
+        raise PlanError(f"{path} is of architecture {architecture!r}, which cannot be split yet (only {known})")
+    n_layer = _value(reader, path, f"{architecture}.block_count", int)
+    if n_layer < 1:
+        raise PlanError(f"{path} declares {n_layer} layers")
+    return ModelFile(path, architecture, n_layer, size)
+
+
+def _value(reader: gguf.GGUFReader, path: Path, key: str, kind: type[Any]) -> Any:
+    field = reader.get_field(key)
+    value = None if field is None else field.contents()
+    if not isinstance(value, kind):
+        raise PlanError(f"{path} has no usable {key}")
+    return value

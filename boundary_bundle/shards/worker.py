@@ -1,0 +1,561 @@
+"""One shard worker, behind one small interface.
+
+A worker is whatever can take a request and give the reply later: :class:`Worker` asks for three
+methods. :class:`LocalWorker` is a child process that speaks spec/worker-protocol.md on its standard
+streams. An engine that places workers on other hosts brings its own class and its own transport.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import select
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..contract import Contract, TensorRule
+from . import protocol
+from .protocol import ProtocolError, Type
+
+Bytes = bytes | bytearray | memoryview
+
+_NO_BYTES = memoryview(b"")
+_REFUSAL = re.compile(r"^shard_worker: error (\d+) (\w+): (.*)$", re.MULTILINE)
+
+
+class WorkerError(Exception):
+    """A worker refused a request, or is gone.
+
+    ``code`` and ``name`` are the protocol's (spec/worker-protocol.md, Errors), or 0 with ``lost`` (the
+    process ended), ``timeout`` or ``reply`` (an answer that makes no sense). ``message`` is the cause in
+    one sentence, ``layer_range`` the shard's and ``operation`` what had been asked. ``details`` holds what
+    else the worker said, such as ``bundle_error`` and ``offset``.
+    """
+
+    def __init__(
+        self,
+        code: int,
+        name: str,
+        message: str,
+        layer_range: tuple[int, int] | None = None,
+        operation: str = "",
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.code = code
+        self.name = name
+        self.message = message
+        self.layer_range = layer_range
+        self.operation = operation
+        self.details = dict(details or {})
+        who = "worker" if layer_range is None else f"shard [{layer_range[0]},{layer_range[1]})"
+        doing = f"{operation}: " if operation else ""
+        number = f"error {code} {name}: " if code else ""
+        super().__init__(f"{who}: {doing}{number}{message}")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every shard of a pipeline is started with; results are equal by bits only if all of it is.
+
+    ``batch`` is the largest batch and ``ubatch`` the micro-batch, in tokens; ``ctx`` the KV cells of all
+    sequences together.
+    """
+
+    threads: int = 2
+    ctx: int = 1024
+    batch: int = 512
+    ubatch: int = 512
+    seqs: int = 1
+    kv_unified: bool = False
+    flash_attn: bool = True
+    type_k: str = "f16"
+    type_v: str = "f16"
+    mmap: bool = True
+
+    def arguments(self) -> list[str]:
+        """The worker's command line, apart from model and range."""
+        words = [
+            *("--threads", str(self.threads)),
+            *("--ctx", str(self.ctx)),
+            *("--batch", str(self.batch)),
+            *("--ubatch", str(self.ubatch)),
+            *("--seqs", str(self.seqs)),
+            *("--flash-attn", "on" if self.flash_attn else "off"),
+            *("--type-k", self.type_k),
+            *("--type-v", self.type_v),
+        ]
+        if self.kv_unified:
+            words.append("--kv-unified")
+        if not self.mmap:
+            words.append("--no-mmap")
+        return words
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer: its JSON object and, where there is one, its bundle's bytes (read-only, else empty)."""
+
+    text: dict[str, Any]
+    bundle: memoryview
+
+
+class Pending(Protocol):
+    """A request under way."""
+
+    def result(self, timeout: float | None = None) -> Reply:
+        """Wait for the answer (``timeout`` in seconds). Raises WorkerError."""
+        ...
+
+    def done(self) -> bool:
+        """Whether the answer is here already; never waits."""
+        ...
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a worker holds, as it reported; ``raw`` is everything it said."""
+
+    architecture: str
+    n_layer: int
+    layer_range: tuple[int, int]
+    n_embd: int
+    n_vocab: int
+    fingerprint: bytes
+    weight_bytes: int
+    kv_bytes: int
+    resident_bytes: int
+    n_ctx: int
+    n_seq_max: int
+    eos: tuple[int, ...]
+    patched: bool
+    contract_in: Contract
+    contract_out: Contract
+    raw: dict[str, Any] = field(repr=False)
+
+    @property
+    def first(self) -> bool:
+        """Whether the worker owns layer 0 and takes tokens."""
+        return self.layer_range[0] == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether the worker owns the last layer and gives logits."""
+        return self.layer_range[1] == self.n_layer
+
+    @classmethod
+    def of(cls, text: Mapping[str, Any]) -> Description:
+        """Raises KeyError, TypeError or ValueError for a text that lacks something."""
+        contract = text["contract"]
+        return cls(
+            architecture=str(text["architecture"]),
+            n_layer=int(text["n_layer"]),
+            layer_range=(int(text["layer_start"]), int(text["layer_end"])),
+            n_embd=int(text["n_embd"]),
+            n_vocab=int(text["n_vocab"]),
+            fingerprint=bytes.fromhex(text["fingerprint"]),
+            weight_bytes=int(text["weight_bytes"]),
+            kv_bytes=int(text["kv_bytes"]),
+            resident_bytes=int(text["resident_bytes"]),
+            n_ctx=int(text["n_ctx"]),
+            n_seq_max=int(text["n_seq_max"]),
+            eos=tuple(text.get("eos", ())),
+            patched=bool(text.get("patched")),
+            contract_in=_contract(contract["in"]),
+            contract_out=_contract(contract["out"]),
+            raw=dict(text),
+        )
+
+
+def _contract(entries: Iterable[Mapping[str, Any]]) -> Contract:
+    rules = []
+    for entry in entries:
+        axis = entry.get("token_axis")
+        rules.append(TensorRule(entry["name"], entry["dtype"], entry["shape"], axis if axis not in (255, -1) else None))
+    return Contract(rules)
+
+
+class Worker(ABC):
+    """What the driver needs of a worker: a layer range, requests, an end. The rest is built on these."""
+
+    #: The shard's layers, [start, end).
+    layer_range: tuple[int, int]
+
+    @abstractmethod
+    def request(self, type: int, text: Mapping[str, Any] | None = None, bundle: Bytes = b"") -> Pending:
+        """Send a request and return at once; several may be under way. Raises WorkerError."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the worker and whatever carries its messages. May be called twice."""
+
+    def describe(self, tensors: bool = False) -> Description:
+        """Ask what the worker holds; with ``tensors``, ``raw["tensors"]`` lists them."""
+        text = self.request(Type.DESCRIBE, {"tensors": True} if tensors else None).result().text
+        try:
+            return Description.of(text)
+        except (KeyError, TypeError, ValueError) as error:
+            raise WorkerError(0, "reply", f"unusable description ({error!r})", self.layer_range, "describe") from None
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters since the worker's start."""
+        return self.request(Type.STATISTICS).result().text
+
+    def clear(self, sequence: int | None = None, start: int = 0) -> None:
+        """Forget every sequence, or the positions from ``start`` on of one."""
+        self.request(Type.CLEAR, None if sequence is None else {"sequence": sequence, "from": start}).result()
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of ``text``; asked of the first or the last shard."""
+        wish = {"text": text, "add_special": add_special, "parse_special": parse_special}
+        return [int(token) for token in self.request(Type.TOKENIZE, wish).result().text["tokens"]]
+
+    def detokenize(self, tokens: Sequence[int]) -> list[bytes]:
+        """The bytes of each token; asked of the first or the last shard."""
+        reply = self.request(Type.DETOKENIZE, {"tokens": list(tokens)}).result()
+        return [bytes.fromhex(piece) for piece in reply.text["pieces"]]
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Pending:
+    __slots__ = ("_worker", "error", "operation", "reply")
+
+    def __init__(self, worker: LocalWorker, operation: str) -> None:
+        self._worker = worker
+        self.operation = operation
+        self.reply: Reply | None = None
+        self.error: WorkerError | None = None
+
+    def done(self) -> bool:
+        if self.reply is None and self.error is None:
+            self._worker._poll()
+        return self.reply is not None or self.error is not None
+
+    def result(self, timeout: float | None = None) -> Reply:
+        if self.reply is None and self.error is None:
+            self._worker._await(self, timeout)
+        if self.error is not None:
+            raise self.error
+        assert self.reply is not None
+        return self.reply
+
+
+class LocalWorker(Worker):
+    """A worker process on this machine, on one socket pair that is its standard input and output.
+
+    The constructor starts the process and sends hello; :meth:`ready` waits until the model stands. So
+    several workers load side by side. No thread of ours reads: whoever waits for an answer takes what
+    comes, for every request under way. That keeps a hop free of thread switches, and a request that finds
+    the socket full takes answers while it waits, so that the two sides never block each other.
+    """
+
+    def __init__(
+        self,
+        program: Path | str,
+        model: Path | str,
+        layer_range: tuple[int, int],
+        settings: Settings | None = None,
+        extra: Sequence[str] = (),
+    ) -> None:
+        self.layer_range = layer_range
+        self.settings = settings or Settings()
+        self.hello: dict[str, Any] = {}
+        self._ids = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self._send_lock = threading.Lock()
+        self._receive_lock = threading.Lock()
+        self._lost: WorkerError | None = None
+        self._closed = False
+        self._header = memoryview(bytearray(protocol.HEADER_BYTES))
+        self._current: protocol.Header | None = None
+        self._text = self._body = _NO_BYTES
+        self._parts: list[memoryview] = [self._header]
+        self._filled = 0
+        command = [str(program), "--model", str(model), "--range", f"{layer_range[0]}:{layer_range[1]}"]
+        command += [*self.settings.arguments(), *extra, "--stdio"]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
+        self._socket, theirs = socket.socketpair()
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=self._errors,
+                # A Ctrl-C is the driver's to answer: it closes its workers.
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._socket.close()
+            self._errors.close()
+            raise WorkerError(0, "lost", f"cannot start {program}: {error.strerror}", layer_range, "start") from None
+        finally:
+            theirs.close()
+        self._socket.setblocking(False)
+        self._readable = select.poll()
+        self._readable.register(self._socket, select.POLLIN)
+        self._both = select.poll()
+        self._both.register(self._socket, select.POLLIN | select.POLLOUT)
+        self._writable = select.poll()
+        self._writable.register(self._socket, select.POLLOUT)
+        self._greeting = self._begin(Type.HELLO, {"major": protocol.MAJOR, "minors": protocol.MINORS}, b"", "start")
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker."""
+        return int(self._process.pid)
+
+    def ready(self, timeout: float | None = None) -> LocalWorker:
+        """Wait until the model is loaded and hello is answered. Raises WorkerError."""
+        self.hello = self._greeting.result(timeout).text
+        if self.hello.get("major") != protocol.MAJOR or self.hello.get("minor") not in protocol.MINORS:
+            raise WorkerError(0, "reply", f"no common protocol version in {self.hello}", self.layer_range, "hello")
+        return self
+
+    def request(self, type: int, text: Mapping[str, Any] | None = None, bundle: Bytes = b"") -> Pending:
+        try:
+            operation = Type(type).name.lower()
+        except ValueError:
+            operation = f"request type {type}"
+        return self._begin(type, text, bundle, operation)
+
+    def close(self) -> None:
+        """Ask the worker to end, then make it; no process is left afterwards."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._lost is None:
+            with contextlib.suppress(WorkerError):
+                self.request(Type.SHUTDOWN).result(timeout=3)
+        self._end(grace=3)
+        self._socket.close()
+        self._errors.close()
+
+    def kill(self) -> None:
+        """End the process at once, without a word to it."""
+        self._process.kill()
+
+    # -- sending
+
+    def _begin(self, type: int, text: Mapping[str, Any] | None, bundle: Bytes, operation: str) -> _Pending:
+        if self._lost is not None:
+            raise self._again(operation)
+        number = next(self._ids)
+        pending = self._pending[number] = _Pending(self, operation)
+        parts: list[Bytes] = [protocol.pack(type, number, text, len(bundle))]
+        if bundle:
+            parts.append(bundle)
+        with self._send_lock:
+            self._send(parts)
+        return pending
+
+    def _send(self, parts: list[Bytes]) -> None:
+        rest = [memoryview(part).cast("B") for part in parts]
+        while rest:
+            try:
+                sent = self._socket.sendmsg(rest)
+            except BlockingIOError:
+                self._relieve()
+                continue
+            except OSError:
+                # The worker is gone; what it said last and how it ended come out of the receiving side.
+                self._await_end()
+                return
+            while rest and sent >= len(rest[0]):
+                sent -= len(rest.pop(0))
+            if sent:
+                rest[0] = rest[0][sent:]
+
+    def _relieve(self) -> None:
+        """The socket is full: take answers until there is room, unless another thread does that already."""
+        if self._receive_lock.acquire(blocking=False):
+            try:
+                self._both.poll()
+                self._take()
+            finally:
+                self._receive_lock.release()
+        else:
+            self._writable.poll(50)
+
+    # -- receiving
+
+    def _poll(self) -> None:
+        if self._receive_lock.acquire(blocking=False):
+            try:
+                self._take()
+            finally:
+                self._receive_lock.release()
+
+    def _await(self, pending: _Pending, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while pending.reply is None and pending.error is None:
+            left = -1.0 if deadline is None else deadline - time.monotonic()
+            if deadline is not None and left <= 0:
+                message = f"no answer in {timeout:g} seconds"
+                raise WorkerError(0, "timeout", message, self.layer_range, pending.operation)
+            if not self._receive_lock.acquire(timeout=left):
+                continue
+            try:
+                if pending.reply is None and pending.error is None and not self._take():
+                    self._readable.poll(None if deadline is None else max(left, 0) * 1000)
+            finally:
+                self._receive_lock.release()
+
+    def _await_end(self) -> None:
+        with self._receive_lock:
+            while self._lost is None:
+                if not self._take():
+                    self._readable.poll()
+
+    def _take(self) -> bool:
+        """Read until one message is whole or nothing is left to read; whether there was anything."""
+        any_bytes = False
+        while self._lost is None:
+            part = self._parts[0]
+            try:
+                count = self._socket.recv_into(part[self._filled :])
+            except BlockingIOError:
+                return any_bytes
+            except OSError:
+                count = 0
+            if count == 0:
+                self._lose(None)
+                return True
+            any_bytes = True
+            self._filled += count
+            if self._filled < len(part):
+                continue
+            self._filled = 0
+            self._parts.pop(0)
+            try:
+                whole = self._advance()
+            except ProtocolError as error:
+                self._process.kill()
+                self._lose(str(error))
+                return True
+            if whole:
+                return True
+        return True
+
+    def _advance(self) -> bool:
+        """A part is full. Whether that completed a message."""
+        if self._current is None:
+            self._current = header = protocol.unpack_header(self._header)
+            self._text = memoryview(bytearray(header.text_length))
+            self._body = memoryview(bytearray(header.bundle_length))
+            self._parts = [part for part in (self._text, self._body) if len(part)]
+        if self._parts:
+            return False
+        header = self._current
+        text, body = protocol.parse_text(self._text), self._body
+        self._current, self._parts = None, [self._header]
+        pending = self._pending.pop(header.request, None)
+        if header.type == Type.ERROR and (pending is not None or header.request == 0):
+            error = self._refused(text, pending.operation if pending else "request")
+            if pending is None:  # an unsound frame: the worker hangs up next
+                self._fail_all(error)
+            else:
+                pending.error = error
+        elif pending is None or not header.reply:
+            raise ProtocolError(f"the worker sent type {header.type} for request {header.request}, which is not open")
+        else:
+            pending.reply = Reply(text, body.toreadonly())
+        return True
+
+    def _refused(self, text: Mapping[str, Any], operation: str) -> WorkerError:
+        code = text.get("code", 0)
+        details = {key: value for key, value in text.items() if key not in ("code", "name", "message")}
+        message = str(text.get("message", "no reason given"))
+        return WorkerError(int(code), str(text.get("name", "")), message, self.layer_range, operation, details)
+
+    # -- the end
+
+    def _lose(self, reason: str | None) -> None:
+        """The stream has ended: find out why, and tell everybody who waits."""
+        self._end(grace=5)
+        message = reason or self._cause()
+        self._lost = WorkerError(0, "lost", message, self.layer_range)
+        refusal = _REFUSAL.search(self._error_text()) if reason is None else None
+        if refusal is not None and self._process.returncode == 2:
+            code, name, sentence = refusal.groups()
+            self._lost = WorkerError(int(code), name, sentence, self.layer_range)
+        for pending in self._pending.values():
+            pending.error = self._again(pending.operation)
+        self._pending.clear()
+
+    def _fail_all(self, error: WorkerError) -> None:
+        for pending in self._pending.values():
+            pending.error = error
+        self._pending.clear()
+
+    def _again(self, operation: str) -> WorkerError:
+        assert self._lost is not None
+        return WorkerError(self._lost.code, self._lost.name, self._lost.message, self.layer_range, operation)
+
+    def _cause(self) -> str:
+        status = self._process.returncode
+        if status is not None and status < 0:
+            try:
+                name = signal.Signals(-status).name
+            except ValueError:
+                name = "unknown"
+            how = f"worker process {self.pid} was ended by signal {-status} ({name})"
+        else:
+            how = f"worker process {self.pid} ended with status {status}"
+        lines = [line for line in self._error_text().splitlines() if line.strip()]
+        # An assertion of ggml is the last thing a dying worker says.
+        told = next((line for line in reversed(lines) if "GGML_ASSERT" in line or "error" in line), None)
+        return f"{how}: {told.strip()[:300]}" if told else how
+
+    def _error_text(self) -> str:
+        size = self._errors.seek(0, 2)
+        self._errors.seek(max(0, size - 65536))
+        return self._errors.read().decode("utf-8", "replace")
+
+    def _end(self, grace: float) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        try:
+            self._process.wait(grace)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def start_workers(
+    program: Path | str,
+    model: Path | str,
+    ranges: Iterable[tuple[int, int]],
+    settings: Settings,
+    timeout: float | None = None,
+) -> list[LocalWorker]:
+    """Start one worker a range, all loading side by side; none is left if one fails. Raises WorkerError."""
+    workers: list[LocalWorker] = []
+    try:
+        workers.extend(LocalWorker(program, model, layers, settings) for layers in ranges)
+        for worker in workers:
+            worker.ready(timeout)
+    except BaseException:
+        close_workers(workers)
+        raise
+    return workers
+
+
+def close_workers(workers: Iterable[Worker]) -> None:
+    """Close all of them, whatever one of them says."""
+    for worker in workers:
+        with contextlib.suppress(WorkerError, OSError):
+            worker.close()
