@@ -1,0 +1,393 @@
+// shard_worker: one process, one layer range of one model, served over its standard streams or a Unix socket
+// (spec/worker-protocol.md).
+//
+// Sources (C++17 and one C11 file); the engine that is not meant compiles to nothing:
+//   shard_worker.cpp worker_service.cpp worker_protocol.cpp worker_engine.cpp worker_range.cpp worker_whole.cpp
+//   boundary_bundle.c
+// Include folders: this one, and of llama.cpp include, ggml/include, vendor, and src for llama-boundary.h (patched).
+// Libraries: llama, ggml, ggml-base. With -DBB_UNPATCHED it runs on the library as upstream ships it.
+//
+// SPDX-License-Identifier: MIT
+#include "worker_engine.h"
+#include "worker_protocol.h"
+#include "worker_service.h"
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <climits>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <thread>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+using namespace worker;
+
+namespace {
+
+enum status { STATUS_OK = 0, STATUS_NOT_STARTED = 2, STATUS_BAD_STREAM = 3 };
+
+const char usage[] =
+    "usage: shard_worker --model FILE [--range START:END] [--threads N] [--ctx N] [--batch N] [--ubatch N] [--seqs N]\n"
+    "                    [--kv-unified] [--flash-attn on|off] [--type-k f16|q8_0|f32] [--type-v f16|q8_0|f32]\n"
+    "                    [--no-mmap] [--mlock] [--socket PATH | --stdio] [--max-bundle BYTES]\n"
+    "                    [--poll 0..100] [--write-timeout SECONDS] [--verbose]\n"
+    "Runs layers START to END (not included; -1: all) of a GGUF model. Speaks the protocol of spec/worker-protocol.md\n"
+    "on its standard streams, or on a Unix socket that it makes. --poll: how long an idle thread of the pool spins\n"
+    "before it sleeps. --write-timeout: how long a peer may take no byte of an answer before it is cut off.\n";
+
+//
+// options
+//
+
+struct options {
+    engine_options engine;
+    std::string socket; // empty: standard streams
+    uint64_t max_bundle = MAX_BUNDLE;
+    int write_timeout_s = 30;
+};
+
+uint64_t parse_number(const std::string &name, const std::string &text, uint64_t least, uint64_t most) {
+    const bool digits = !text.empty() && text.size() <= 19 && text.find_first_not_of("0123456789") == std::string::npos;
+    const uint64_t value = digits ? strtoull(text.c_str(), nullptr, 10) : 0;
+    if (!digits || value < least || value > most) {
+        fail(CODE_ARGUMENT, "%s is '%s', not an integer from %llu to %llu", name.c_str(), text.c_str(),
+             (unsigned long long)least, (unsigned long long)most);
+    }
+    return value;
+}
+
+void parse_range(const std::string &text, engine_options &engine) {
+    const size_t colon = text.find(':');
+    long bounds[2] = {0, 0};
+    bool good = colon != std::string::npos;
+    for (int i = 0; good && i < 2; i++) {
+        const std::string part = i == 0 ? text.substr(0, colon) : text.substr(colon + 1);
+        char *end = nullptr;
+        errno = 0;
+        bounds[i] = strtol(part.c_str(), &end, 10);
+        good = !part.empty() && (part[0] == '-' || (part[0] >= '0' && part[0] <= '9')) && *end == '\0' && errno == 0 &&
+               bounds[i] >= INT32_MIN && bounds[i] <= INT32_MAX;
+    }
+    if (!good) {
+        fail(CODE_ARGUMENT, "--range is '%s', not START:END with two integers", text.c_str());
+    }
+    engine.start = (int32_t)bounds[0];
+    engine.end = (int32_t)bounds[1];
+}
+
+ggml_type parse_type(const std::string &name, const std::string &text) {
+    for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_F32}) {
+        if (text == ggml_type_name(type)) {
+            return type;
+        }
+    }
+    fail(CODE_ARGUMENT, "%s is '%s', not f16, q8_0 or f32", name.c_str(), text.c_str());
+}
+
+options parse_options(int argc, char **argv) {
+    options o;
+    bool stdio = false;
+    for (int i = 1; i < argc; i++) {
+        const std::string name = argv[i];
+        const auto value = [&]() -> std::string {
+            if (i + 1 >= argc) {
+                fail(CODE_ARGUMENT, "%s needs a value", name.c_str());
+            }
+            return argv[++i];
+        };
+        const auto integer = [&](uint64_t least, uint64_t most) { return parse_number(name, value(), least, most); };
+        if (name == "--model") {
+            o.engine.path = value();
+        } else if (name == "--range") {
+            parse_range(value(), o.engine);
+        } else if (name == "--threads") {
+            o.engine.threads = (int32_t)integer(1, GGML_MAX_N_THREADS);
+        } else if (name == "--poll") {
+            o.engine.poll = (uint32_t)integer(0, 100);
+        } else if (name == "--ctx") {
+            o.engine.ctx = (uint32_t)integer(1, INT32_MAX);
+        } else if (name == "--batch") {
+            o.engine.batch = (uint32_t)integer(1, INT32_MAX);
+        } else if (name == "--ubatch") {
+            o.engine.ubatch = (uint32_t)integer(1, INT32_MAX);
+        } else if (name == "--seqs") {
+            o.engine.seqs = (uint32_t)integer(1, llama_max_parallel_sequences());
+        } else if (name == "--kv-unified") {
+            o.engine.kv_unified = true;
+        } else if (name == "--flash-attn") {
+            const std::string text = value();
+            if (text != "on" && text != "off") {
+                fail(CODE_ARGUMENT, "--flash-attn is '%s', not on or off", text.c_str());
+            }
+            o.engine.flash_attn = text == "on";
+        } else if (name == "--type-k") {
+            o.engine.type_k = parse_type(name, value());
+        } else if (name == "--type-v") {
+            o.engine.type_v = parse_type(name, value());
+        } else if (name == "--no-mmap") {
+            o.engine.mmap = false;
+        } else if (name == "--mlock") {
+            o.engine.mlock = true;
+        } else if (name == "--verbose") {
+            o.engine.verbose = true;
+        } else if (name == "--socket") {
+            o.socket = value();
+            if (o.socket.empty()) {
+                fail(CODE_ARGUMENT, "--socket needs a path");
+            }
+        } else if (name == "--stdio") {
+            stdio = true;
+        } else if (name == "--max-bundle") {
+            o.max_bundle = integer(0, MAX_BUNDLE);
+        } else if (name == "--write-timeout") {
+            o.write_timeout_s = (int)integer(1, 86400);
+        } else {
+            fail(CODE_ARGUMENT, "there is no option '%s'", name.c_str());
+        }
+    }
+    if (o.engine.path.empty()) {
+        fail(CODE_ARGUMENT, "--model FILE is missing");
+    }
+    if (stdio && !o.socket.empty()) {
+        fail(CODE_ARGUMENT, "--stdio and --socket exclude each other");
+    }
+    return o;
+}
+
+//
+// the socket and its file
+//
+
+// The file that is ours to remove, fixed before anything can end the process. Only async-signal-safe calls.
+char socket_path[sizeof(sockaddr_un::sun_path)];
+struct stat socket_file;
+std::atomic<bool> socket_ours{false};
+
+void remove_socket() {
+    struct stat now;
+    if (socket_ours.exchange(false) && lstat(socket_path, &now) == 0 && now.st_ino == socket_file.st_ino &&
+        now.st_dev == socket_file.st_dev) {
+        unlink(socket_path);
+    }
+}
+
+[[noreturn]] void end(int status) {
+    remove_socket();
+    _exit(status); // reader threads may wait in read(); nothing of theirs is taken down
+}
+
+extern "C" void on_signal(int number) {
+    remove_socket();
+    signal(number, SIG_DFL);
+    raise(number);
+}
+
+sockaddr_un socket_address(const std::string &path) {
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    if (path.size() >= sizeof(address.sun_path)) {
+        fail(CODE_ARGUMENT, "the socket path has %zu bytes, and %zu are possible: %s", path.size(),
+             sizeof(address.sun_path) - 1, path.c_str());
+    }
+    memcpy(address.sun_path, path.c_str(), path.size() + 1);
+    return address;
+}
+
+// Whether a process listens behind an existing socket file.
+bool is_live(const sockaddr_un &address) {
+    const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    if (fd < 0) {
+        fail(CODE_ARGUMENT, "no socket could be made: %s", strerror(errno));
+    }
+    fcntl(fd, F_SETFL, O_NONBLOCK); // a full backlog is an answer too
+    const bool refused = connect(fd, (const sockaddr *)&address, sizeof(address)) != 0 && errno == ECONNREFUSED;
+    close(fd);
+    return !refused;
+}
+
+int listen_at(const std::string &path) {
+    const sockaddr_un address = socket_address(path);
+    const size_t slash = path.rfind('/');
+    const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+
+    // Two workers that find the same stale file: the lock on the folder lets one of them look, bind and listen at a time.
+    const int lock = open(folder.c_str(), O_RDONLY | O_CLOEXEC);
+    if (lock < 0) {
+        fail(CODE_ARGUMENT, "the folder of the socket %s cannot be opened: %s", path.c_str(), strerror(errno));
+    }
+    flock(lock, LOCK_EX);
+
+    const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    if (fd < 0) {
+        fail(CODE_ARGUMENT, "no socket could be made: %s", strerror(errno));
+    }
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    struct stat there;
+    if (lstat(path.c_str(), &there) == 0) {
+        if (!S_ISSOCK(there.st_mode)) {
+            fail(CODE_ARGUMENT, "%s exists and is not a socket", path.c_str());
+        }
+        if (is_live(address)) {
+            fail(CODE_ARGUMENT, "another process listens on %s", path.c_str());
+        }
+        unlink(path.c_str());
+    }
+    const mode_t mask = umask(0177);
+    const int bound = bind(fd, (const sockaddr *)&address, sizeof(address));
+    const int why = errno;
+    umask(mask);
+    if (bound != 0) {
+        fail(CODE_ARGUMENT, "the socket %s cannot be made: %s", path.c_str(), strerror(why));
+    }
+    memcpy(socket_path, address.sun_path, sizeof(socket_path));
+    if (lstat(path.c_str(), &socket_file) == 0) {
+        socket_ours = true;
+    }
+    if (listen(fd, 16) != 0) {
+        fail(CODE_ARGUMENT, "the socket %s cannot be listened on: %s", path.c_str(), strerror(errno));
+    }
+    close(lock);
+    return fd;
+}
+
+//
+// threads
+//
+
+// A signal tied to the parent would be tied to the thread that started us; the parent's number is not.
+void watch_parent(pid_t parent) {
+    std::thread([parent] {
+        while (getppid() == parent) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        }
+        end(STATUS_OK);
+    }).detach();
+}
+
+std::atomic<int> open_connections{0};
+constexpr int MAX_CONNECTIONS = 64;
+
+void serve(const std::shared_ptr<connection> &peer, request_queue &queue, uint64_t max_bundle) {
+    open_connections++;
+    std::thread([peer, &queue, max_bundle] {
+        read_messages(peer, queue, max_bundle);
+        open_connections--;
+    }).detach();
+}
+
+void accept_connections(int listener, request_queue &queue, const options &o) {
+    for (;;) {
+        const int fd = accept(listener, nullptr, nullptr);
+        if (fd < 0) {
+            if (errno != EINTR && errno != ECONNABORTED) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(100)); // out of descriptors: others will close
+            }
+            continue;
+        }
+        fcntl(fd, F_SETFD, FD_CLOEXEC);
+        if (open_connections >= MAX_CONNECTIONS) {
+            close(fd);
+            continue;
+        }
+        serve(std::make_shared<connection>(fd, fd, true, o.write_timeout_s * 1000), queue, o.max_bundle);
+    }
+}
+
+// The streams become private descriptors, so that nothing a library prints can get between the messages.
+std::shared_ptr<connection> take_standard_streams(const options &o) {
+    const int in = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3);
+    const int out = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
+    if (in < 0 || out < 0) {
+        fail(CODE_ARGUMENT, "standard input or output is closed");
+    }
+    const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (null >= 0) {
+        dup2(null, STDIN_FILENO);
+        close(null);
+    }
+    dup2(STDERR_FILENO, STDOUT_FILENO);
+
+    int type = 0;
+    socklen_t size = sizeof(type);
+    const bool is_socket = getsockopt(out, SOL_SOCKET, SO_TYPE, &type, &size) == 0;
+    return std::make_shared<connection>(in, out, is_socket, o.write_timeout_s * 1000);
+}
+
+int run(const options &o) {
+    int listener = -1;
+    std::shared_ptr<connection> streams;
+    if (o.socket.empty()) {
+        streams = take_standard_streams(o);
+    } else {
+        listener = listen_at(o.socket);
+    }
+
+    std::unique_ptr<engine> engine = open_engine(o.engine);
+    service service(*engine, o.max_bundle);
+    auto &queue = *new request_queue; // outlives this function: reader threads hold on to it
+    fprintf(stderr, "shard_worker: ready\n");
+
+    if (streams) {
+        serve(streams, queue, o.max_bundle);
+    } else {
+        std::thread(accept_connections, listener, std::ref(queue), std::cref(o)).detach();
+    }
+
+    for (;;) {
+        request r = queue.pop();
+        bool stop = false;
+        if (r.what == request::BAD_FRAME) {
+            service.refuse_frame(r);
+            r.from->drop();
+            if (streams) {
+                return STATUS_BAD_STREAM;
+            }
+        } else if (r.what == request::END) {
+            if (streams) {
+                return STATUS_OK;
+            }
+        } else if (r.from->alive()) {
+            stop = service.answer(r);
+        }
+        if (stop) {
+            return STATUS_OK;
+        }
+        if (streams && !streams->alive()) {
+            return STATUS_BAD_STREAM; // the reader of our answers is gone or does not read
+        }
+    }
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+    watch_parent(getppid());
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGTERM, on_signal);
+    signal(SIGINT, on_signal);
+    signal(SIGHUP, on_signal);
+    if (argc == 2 && strcmp(argv[1], "--help") == 0) {
+        fputs(usage, stdout);
+        return STATUS_OK;
+    }
+    try {
+        const options o = parse_options(argc, argv);
+        end(run(o));
+    } catch (const failure &f) {
+        fprintf(stderr, "shard_worker: error %d %s: %s\n", f.code, code_name(f.code), f.message.c_str());
+    } catch (const std::exception &e) {
+        fprintf(stderr, "shard_worker: error %d %s: %s\n", CODE_LOAD, code_name(CODE_LOAD), e.what());
+    }
+    end(STATUS_NOT_STARTED);
+}

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: MIT
+#include "worker_engine.h"
+
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+
+#include <cerrno>
+#include <chrono>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace worker {
+
+const char *code_name(int code) {
+    switch (code) {
+    case CODE_ARGUMENT: return "argument";
+    case CODE_RANGE: return "range";
+    case CODE_ARCHITECTURE: return "architecture";
+    case CODE_LOAD: return "load";
+    case CODE_BUNDLE: return "bundle";
+    case CODE_CONTRACT: return "contract";
+    case CODE_POSITION: return "position";
+    case CODE_LIMIT: return "limit";
+    case CODE_FULL: return "full";
+    case CODE_COMPUTE: return "compute";
+    case CODE_STATE: return "state";
+    case CODE_PROTOCOL: return "protocol";
+    case CODE_JSON: return "json";
+    case CODE_FRAME: return "frame";
+    default: return "unknown";
+    }
+}
+
+void fail(int code, const char *format, ...) {
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    throw failure{code, text, "", 0};
+}
+
+uint64_t now_us() {
+    const auto t = std::chrono::steady_clock::now().time_since_epoch();
+    return (uint64_t)std::chrono::duration_cast<std::chrono::microseconds>(t).count();
+}
+
+//
+// the library's log: the last error is kept for messages, the rest is dropped
+//
+
+namespace {
+
+struct library_log {
+    std::mutex mutex;
+    std::string line;
+    std::string error;
+    ggml_log_level level = GGML_LOG_LEVEL_NONE;
+    bool verbose = false;
+};
+
+library_log &the_log() {
+    static auto *log = new library_log; // never destroyed: threads may still log while the process ends
+    return *log;
+}
+
+void on_log(ggml_log_level level, const char *text, void *) {
+    library_log &log = the_log();
+    std::lock_guard<std::mutex> lock(log.mutex);
+    if (log.verbose) {
+        fputs(text, stderr);
+    }
+    if (level != GGML_LOG_LEVEL_CONT) {
+        log.line.clear();
+        log.level = level;
+    }
+    if (log.level != GGML_LOG_LEVEL_ERROR) {
+        return;
+    }
+    for (const char *c = text; *c; c++) {
+        if (*c != '\n') {
+            log.line += *c;
+        } else if (!log.line.empty()) {
+            log.error = log.line;
+            log.line.clear();
+        }
+    }
+}
+
+} // namespace
+
+std::string take_log_error() {
+    library_log &log = the_log();
+    std::lock_guard<std::mutex> lock(log.mutex);
+    std::string error;
+    error.swap(log.error);
+    return error;
+}
+
+//
+// loading
+//
+
+llama_model_params model_params(const engine_options &options) {
+    {
+        library_log &log = the_log();
+        std::lock_guard<std::mutex> lock(log.mutex);
+        log.verbose = options.verbose;
+    }
+    setenv("GGML_NO_BACKTRACE", "1", 0); // an abort must not start a debugger
+    llama_log_set(on_log, nullptr);
+    llama_backend_init();
+
+    static ggml_backend_dev_t no_devices[] = {nullptr};
+    llama_model_params params = llama_model_default_params();
+    params.devices = no_devices;
+    params.n_gpu_layers = 0;
+    params.use_mmap = options.mmap;
+    params.use_mlock = options.mlock;
+    return params;
+}
+
+void check_file(const std::string &path) {
+    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        fail(CODE_LOAD, "cannot open %s: %s", path.c_str(), strerror(errno));
+    }
+    struct stat info;
+    char magic[4] = {0, 0, 0, 0};
+    const bool regular = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
+    const ssize_t got = regular ? pread(fd, magic, sizeof(magic), 0) : 0;
+    close(fd);
+    if (!regular) {
+        fail(CODE_LOAD, "%s is not a regular file", path.c_str());
+    }
+    if (got != 4 || memcmp(magic, "GGUF", 4) != 0) {
+        fail(CODE_LOAD, "%s is not a GGUF file: it has %lld bytes and begins with %02x %02x %02x %02x, not with GGUF",
+             path.c_str(), (long long)info.st_size, magic[0] & 255, magic[1] & 255, magic[2] & 255, magic[3] & 255);
+    }
+}
+
+void engine::start() {
+    const engine_options &o = options_;
+    if (ggml_is_quantized(o.type_v) && !o.flash_attn) {
+        fail(CODE_ARGUMENT, "--type-v %s needs --flash-attn on", ggml_type_name(o.type_v));
+    }
+
+    llama_context_params params = llama_context_default_params();
+    params.n_ctx = o.ctx;
+    params.n_batch = o.batch;
+    params.n_ubatch = o.ubatch;
+    params.n_seq_max = o.seqs;
+    params.n_threads = o.threads;
+    params.n_threads_batch = o.threads;
+    params.flash_attn_type = o.flash_attn ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    params.type_k = o.type_k;
+    params.type_v = o.type_v;
+    params.kv_unified = o.kv_unified;
+    params.offload_kqv = false;
+    params.op_offload = false;
+    params.no_perf = true;
+    take_log_error();
+    ctx_ = llama_init_from_model(model_, params);
+    if (!ctx_) {
+        const std::string why = take_log_error();
+        fail(CODE_LOAD, "no context of %u positions, batch %u, micro-batch %u, %u sequences could be made%s%s", o.ctx,
+             o.batch, o.ubatch, o.seqs, why.empty() ? "" : ": ", why.c_str());
+    }
+
+    // A pool of our own: without one the library makes and ends threads for every graph, and its default polling keeps
+    // them spinning, which takes the cores from the worker whose turn it is.
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    ggml_backend_reg_t reg = cpu ? ggml_backend_dev_backend_reg(cpu) : nullptr;
+    if (!reg) {
+        fail(CODE_LOAD, "the library has no CPU backend");
+    }
+    auto pool_new =
+        (decltype(&ggml_threadpool_new))ggml_backend_reg_get_proc_address(reg, "ggml_threadpool_new");
+    pool_free_ = (decltype(&ggml_threadpool_free))ggml_backend_reg_get_proc_address(reg, "ggml_threadpool_free");
+    if (!pool_new || !pool_free_) {
+        fail(CODE_LOAD, "the CPU backend gives no thread pool");
+    }
+    ggml_threadpool_params pool = ggml_threadpool_params_default(o.threads);
+    pool.poll = o.poll;
+    pool_ = pool_new(&pool);
+    if (!pool_) {
+        fail(CODE_LOAD, "no pool of %d threads could be made", o.threads);
+    }
+    llama_attach_threadpool(ctx_, pool_, pool_);
+
+    greedy_ = llama_sampler_init_greedy();
+}
+
+engine::~engine() {
+    if (greedy_) {
+        llama_sampler_free(greedy_);
+    }
+    if (ctx_) {
+        llama_free(ctx_);
+    }
+    if (pool_) {
+        pool_free_(pool_);
+    }
+    if (model_) {
+        llama_model_free(model_);
+    }
+}
+
+//
+// services
+//
+
+llama_token engine::sample(int32_t index) const {
+    return llama_sampler_sample(greedy_, ctx_, index);
+}
+
+void engine::clear() {
+    // with the data: what masked cells hold must not matter, and a NaN there would
+    llama_memory_clear(llama_get_memory(ctx_), true);
+}
+
+void engine::clear(int32_t sequence, int32_t from) {
+    if (sequence < 0 || (uint32_t)sequence >= n_seq_max()) {
+        fail(CODE_LIMIT, "sequence %d: this worker has sequences 0 to %u", sequence, n_seq_max() - 1);
+    }
+    if (!llama_memory_seq_rm(llama_get_memory(ctx_), sequence, from, -1)) {
+        fail(CODE_POSITION, "sequence %d cannot be cut at position %d with this model's memory", sequence, from);
+    }
+}
+
+bool engine::has_vocabulary() const {
+    return llama_vocab_type(llama_model_get_vocab(model_)) != LLAMA_VOCAB_TYPE_NONE;
+}
+
+std::vector<llama_token> engine::tokenize(const std::string &text, bool add_special, bool parse_special) const {
+    const llama_vocab *vocab = llama_model_get_vocab(model_);
+    std::vector<llama_token> tokens(text.size() + 8);
+    int32_t n = llama_tokenize(vocab, text.data(), (int32_t)text.size(), tokens.data(), (int32_t)tokens.size(),
+                               add_special, parse_special);
+    if (n < 0 && n != INT32_MIN) {
+        tokens.resize((size_t)-n);
+        n = llama_tokenize(vocab, text.data(), (int32_t)text.size(), tokens.data(), (int32_t)tokens.size(), add_special,
+                           parse_special);
+    }
+    if (n < 0) {
+        fail(CODE_LIMIT, "a text of %zu bytes gives too many tokens", text.size());
+    }
+    tokens.resize((size_t)n);
+    return tokens;
+}
+
+std::string engine::piece(llama_token token) const {
+    const llama_vocab *vocab = llama_model_get_vocab(model_);
+    if (token < 0 || token >= llama_vocab_n_tokens(vocab)) {
+        fail(CODE_ARGUMENT, "token %d is outside the vocabulary of %d tokens", token, llama_vocab_n_tokens(vocab));
+    }
+    std::string text(64, '\0');
+    int32_t n = llama_token_to_piece(vocab, token, &text[0], (int32_t)text.size(), 0, true);
+    if (n < 0) {
+        text.resize((size_t)-n);
+        n = llama_token_to_piece(vocab, token, &text[0], (int32_t)text.size(), 0, true);
+    }
+    text.resize(n < 0 ? 0 : (size_t)n);
+    return text;
+}
+
+std::vector<llama_token> engine::end_tokens() const {
+    std::vector<llama_token> tokens;
+    if (has_vocabulary()) {
+        const llama_vocab *vocab = llama_model_get_vocab(model_);
+        for (llama_token t = 0; t < llama_vocab_n_tokens(vocab); t++) {
+            if (llama_vocab_is_eog(vocab, t)) {
+                tokens.push_back(t);
+            }
+        }
+    }
+    return tokens;
+}
+
+} // namespace worker

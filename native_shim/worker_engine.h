@@ -1,0 +1,175 @@
+// What a shard worker computes with: one model range in one context.
+//
+// Two implementations of one interface, chosen when compiling: worker_range.cpp on the patched libllama, which takes
+// and gives bundles itself, and worker_whole.cpp (-DBB_UNPATCHED) on the library as upstream ships it, which holds all
+// layers and is the oracle of the tests. Everything that decides about arithmetic (context parameters, threads) is in
+// worker_engine.cpp and the same for both.
+//
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "boundary_bundle.h"
+#include "llama.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace worker {
+
+// spec/worker-protocol.md, Errors
+enum code {
+    CODE_ARGUMENT = 1,
+    CODE_RANGE = 2,
+    CODE_ARCHITECTURE = 3,
+    CODE_LOAD = 4,
+    CODE_BUNDLE = 5,
+    CODE_CONTRACT = 6,
+    CODE_POSITION = 7,
+    CODE_LIMIT = 8,
+    CODE_FULL = 9,
+    CODE_COMPUTE = 10,
+    CODE_STATE = 11,
+    CODE_PROTOCOL = 20,
+    CODE_JSON = 21,
+    CODE_FRAME = 22,
+};
+
+const char *code_name(int code);
+
+// Thrown by everything here; becomes an error reply or, while loading, the sentence on standard error.
+struct failure {
+    int code;
+    std::string message;
+    std::string bundle_error; // CODE_BUNDLE: the format's name of the error ...
+    uint64_t offset = 0;      // ... and where it is
+};
+
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+[[noreturn]] void
+fail(int code, const char *format, ...);
+
+uint64_t now_us(); // monotonic
+
+struct engine_options {
+    std::string path;
+    int32_t start = 0;
+    int32_t end = -1; // -1: all
+    int32_t threads = 1;
+    uint32_t poll = 0; // how long a pool thread spins for work before it sleeps, as in ggml_threadpool_params
+    uint32_t ctx = 1024;
+    uint32_t batch = 512;
+    uint32_t ubatch = 512;
+    uint32_t seqs = 1;
+    bool kv_unified = false;
+    bool flash_attn = true;
+    ggml_type type_k = GGML_TYPE_F16;
+    ggml_type type_v = GGML_TYPE_F16;
+    bool mmap = true;
+    bool mlock = false;
+    bool verbose = false;
+};
+
+// How an output bundle is laid out.
+struct layout {
+    bool big_endian = false;
+    bool checksums = true;
+    uint64_t fragment_size = 0;
+};
+
+// What the library reports about the loaded model. Fields that the unpatched library cannot know are empty or negative.
+struct model_facts {
+    std::string architecture;
+    int32_t n_layer = 0;
+    int32_t layer_start = 0;
+    int32_t layer_end = 0;
+    int32_t n_embd = 0;
+    int32_t n_vocab = 0;
+    bool has_tok_embd = false;
+    bool has_out_norm = false;
+    bool has_output = false;
+    int tied = -1; // -1: unknown
+    int64_t n_tensors = -1;
+    uint64_t weight_bytes = 0;
+    uint64_t n_params = 0;
+    std::string fingerprint; // hex
+
+    bool first() const { return layer_start == 0; }
+    bool last() const { return layer_end == n_layer; }
+};
+
+struct tensor_facts {
+    std::string name;
+    std::string type;
+    int32_t layer = -1;
+    std::vector<int64_t> shape; // outermost first
+    uint64_t bytes = 0;
+};
+
+struct byte_view {
+    const uint8_t *data = nullptr;
+    size_t size = 0;
+};
+
+class engine {
+public:
+    virtual ~engine();
+    engine(const engine &) = delete;
+    engine &operator=(const engine &) = delete;
+
+    // Runs one batch. `view` is what bb_decode made of the same bytes. After a failure the state is what it was before.
+    // Returns the microseconds of the call that were the codec's.
+    virtual uint64_t decode(const bb_bundle &view, byte_view bytes, uint64_t view_us) = 0;
+    // What the last batch left at the end of the range; valid until the next call.
+    virtual byte_view output(const layout &layout) = 0;
+    // Batch indices of the tokens that the last batch selected, ascending.
+    virtual std::vector<int32_t> outputs() const = 0;
+    virtual int64_t kv_bytes() const = 0; // -1: unknown
+    virtual std::vector<tensor_facts> tensors() const = 0;
+    virtual bool patched() const = 0;
+    virtual int abi() const = 0; // of the library's boundary functions, 0 without
+
+    llama_token sample(int32_t index) const; // greedy; index within the last batch
+    void clear();
+    void clear(int32_t sequence, int32_t from);
+
+    bool has_vocabulary() const;
+    std::vector<llama_token> tokenize(const std::string &text, bool add_special, bool parse_special) const;
+    std::string piece(llama_token token) const; // the bytes of a token
+    std::vector<llama_token> end_tokens() const;
+
+    const engine_options &options() const { return options_; }
+    const model_facts &facts() const { return facts_; }
+    uint32_t n_ctx() const { return llama_n_ctx(ctx_); }
+    uint32_t n_batch() const { return llama_n_batch(ctx_); }
+    uint32_t n_ubatch() const { return llama_n_ubatch(ctx_); }
+    uint32_t n_seq_max() const { return llama_n_seq_max(ctx_); }
+    int32_t graphs_reused() const { return llama_perf_context(ctx_).n_reused; }
+
+protected:
+    explicit engine(const engine_options &options) : options_(options) {}
+    void start(); // makes the context of model_ and its threads
+
+    engine_options options_;
+    model_facts facts_;
+    llama_model *model_ = nullptr;
+    llama_context *ctx_ = nullptr;
+
+private:
+    ggml_threadpool_t pool_ = nullptr;
+    void (*pool_free_)(ggml_threadpool_t) = nullptr;
+    llama_sampler *greedy_ = nullptr;
+};
+
+// Loads the range; throws failure. The log of the library goes nowhere unless verbose.
+std::unique_ptr<engine> open_engine(const engine_options &options);
+
+// helpers of the two implementations
+llama_model_params model_params(const engine_options &options);
+void check_file(const std::string &path); // there, readable, GGUF
+std::string take_log_error();             // the last error line that the library logged, "" if none
+
+} // namespace worker

@@ -1,0 +1,476 @@
+// SPDX-License-Identifier: MIT
+#include "worker_service.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <exception>
+
+#include <unistd.h>
+
+namespace worker {
+
+using nlohmann::json;
+
+namespace {
+
+constexpr int MAJOR = 1;
+constexpr int MINORS[] = {0};
+
+// resident set of this process; 0 where there is no /proc
+uint64_t resident_bytes() {
+    uint64_t total = 0, resident = 0;
+    if (FILE *file = fopen("/proc/self/statm", "r")) {
+        if (fscanf(file, "%" SCNu64 " %" SCNu64, &total, &resident) != 2) {
+            resident = 0;
+        }
+        fclose(file);
+    }
+    return resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+json parse(const std::string &text) {
+    if (text.empty()) {
+        return json::object();
+    }
+    json object = json::parse(text, nullptr, false);
+    if (object.is_discarded()) {
+        fail(CODE_JSON, "the text of %zu bytes is not JSON", text.size());
+    }
+    if (!object.is_object()) {
+        fail(CODE_JSON, "the text is a JSON %s, not an object", object.type_name());
+    }
+    return object;
+}
+
+// what an illegal value looked like, for a message
+std::string shown(const json &value) {
+    std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
+    if (text.size() > 60) {
+        text.resize(57);
+        text += "...";
+    }
+    return text;
+}
+
+bool flag(const json &object, const char *key, bool otherwise) {
+    const auto found = object.find(key);
+    if (found == object.end()) {
+        return otherwise;
+    }
+    if (!found->is_boolean()) {
+        fail(CODE_ARGUMENT, "%s is %s, not true or false", key, shown(*found).c_str());
+    }
+    return found->get<bool>();
+}
+
+uint64_t number(const json &object, const char *key, uint64_t otherwise, uint64_t most) {
+    const auto found = object.find(key);
+    if (found == object.end()) {
+        return otherwise;
+    }
+    if (!found->is_number_unsigned() || found->get<uint64_t>() > most) {
+        fail(CODE_ARGUMENT, "%s is %s, not an integer from 0 to %" PRIu64, key, shown(*found).c_str(), most);
+    }
+    return found->get<uint64_t>();
+}
+
+const char *const known_types[] = {nullptr, "hello",    "describe", "decode",    "statistics",
+                                   "clear", "shutdown", "tokenize", "detokenize"};
+
+} // namespace
+
+struct service::reply {
+    json text = json::object();
+    byte_view bundle;
+};
+
+service::service(engine &engine, uint64_t max_bundle)
+    : engine_(engine), max_bundle_(max_bundle), started_us_(now_us()) {
+    bb_config_init(&config_);
+}
+
+void service::send_error(connection &to, uint64_t id, const failure &f) {
+    counters_.errors++;
+    json text = {{"code", f.code}, {"name", code_name(f.code)}, {"message", f.message}};
+    if (!f.bundle_error.empty()) {
+        text["bundle_error"] = f.bundle_error;
+        text["offset"] = f.offset;
+    }
+    if (f.code == CODE_PROTOCOL) {
+        text["major"] = MAJOR;
+        text["minors"] = MINORS;
+    }
+    to.send(TYPE_ERROR | TYPE_REPLY, id, text.dump(-1, ' ', true, json::error_handler_t::replace), nullptr, 0);
+}
+
+void service::refuse_frame(const request &r) {
+    counters_.requests++;
+    send_error(*r.from, 0, failure{CODE_FRAME, r.text, "", 0});
+}
+
+bool service::answer(request &r) {
+    counters_.requests++;
+    try {
+        const reply reply = handle(r);
+        const std::string text = reply.text.dump(-1, ' ', true, json::error_handler_t::replace);
+        if (text.size() > MAX_TEXT) {
+            fail(CODE_LIMIT, "the answer would have a text of %zu bytes, over the limit of %u", text.size(), MAX_TEXT);
+        }
+        r.from->send(r.type | TYPE_REPLY, r.id, text, reply.bundle.data, reply.bundle.size);
+        return r.type == TYPE_SHUTDOWN;
+    } catch (const failure &f) {
+        send_error(*r.from, r.id, f);
+    } catch (const std::exception &e) {
+        send_error(*r.from, r.id, failure{CODE_COMPUTE, std::string("the request failed: ") + e.what(), "", 0});
+    }
+    return false;
+}
+
+service::reply service::handle(request &r) {
+    if (!r.from->greeted && r.type != TYPE_HELLO) {
+        fail(CODE_PROTOCOL, "a message of type %u came before hello", r.type);
+    }
+    if (r.type == 0 || r.type > TYPE_DETOKENIZE) {
+        fail(CODE_PROTOCOL, "there is no request of type %u", r.type);
+    }
+    if (r.type != TYPE_DECODE && !r.bundle.empty()) {
+        fail(CODE_ARGUMENT, "%s takes no bundle and came with one of %zu bytes", known_types[r.type], r.bundle.size());
+    }
+    switch (r.type) {
+    case TYPE_HELLO: return hello(r);
+    case TYPE_DESCRIBE: return describe(r);
+    case TYPE_DECODE: return decode(r);
+    case TYPE_STATISTICS: parse(r.text); return statistics();
+    case TYPE_CLEAR: return clear(r);
+    case TYPE_SHUTDOWN: parse(r.text); return {};
+    default:
+        if (!has_text_services()) {
+            fail(CODE_PROTOCOL, "there is no %s at a worker of layers %d to %d of %d: the first and the last have it",
+                 known_types[r.type], engine_.facts().layer_start, engine_.facts().layer_end, engine_.facts().n_layer);
+        }
+        return r.type == TYPE_TOKENIZE ? tokenize(r) : detokenize(r);
+    }
+}
+
+//
+// hello, describe, statistics, clear
+//
+
+service::reply service::hello(const request &r) {
+    const json object = parse(r.text);
+    const uint64_t major = number(object, "major", UINT64_MAX, UINT32_MAX);
+    const auto minors = object.find("minors");
+    if (major == UINT64_MAX || minors == object.end() || !minors->is_array()) {
+        fail(CODE_ARGUMENT, "hello needs major, a number, and minors, a list of numbers");
+    }
+    if (major != MAJOR) {
+        fail(CODE_PROTOCOL, "no common version: this worker speaks major %d, the other side %" PRIu64, MAJOR, major);
+    }
+    int best = -1;
+    for (const json &theirs : *minors) {
+        if (!theirs.is_number_unsigned()) {
+            fail(CODE_ARGUMENT, "minors holds %s, not a number", shown(theirs).c_str());
+        }
+        for (const int mine : MINORS) {
+            if (theirs.get<uint64_t>() == (uint64_t)mine) {
+                best = std::max(best, mine);
+            }
+        }
+    }
+    if (best < 0) {
+        fail(CODE_PROTOCOL, "no common version: this worker speaks %d.%d, the other side %d.x with x in %s", MAJOR,
+             MINORS[0], MAJOR, shown(*minors).c_str());
+    }
+    r.from->greeted = true;
+    reply reply;
+    reply.text = {{"major", MAJOR},         {"minor", best},
+                  {"software", "boundary-bundle shard_worker"},
+                  {"abi", engine_.abi()},   {"patched", engine_.patched()},
+                  {"pid", (int64_t)getpid()}};
+    return reply;
+}
+
+service::reply service::describe(const request &r) {
+    const bool with_tensors = flag(parse(r.text), "tensors", false);
+    const model_facts &f = engine_.facts();
+    const engine_options &o = engine_.options();
+
+    const auto entry = [](const char *name, const char *dtype, json shape, json axis) {
+        return json{{"name", name}, {"dtype", dtype}, {"shape", std::move(shape)}, {"token_axis", std::move(axis)}};
+    };
+    const auto beside = [&](json &list) {
+        list.push_back(entry("positions", "i32", json::array({"tokens"}), 0));
+        list.push_back(entry("seq_offsets", "u32", json::array({"tokens+1"}), nullptr));
+        list.push_back(entry("seq_ids", "u32", json::array({"members"}), nullptr));
+        list.push_back(entry("outputs", "bool", json::array({"tokens"}), 0));
+    };
+    const json residual = entry("residual", "f32", json::array({"tokens", f.n_embd}), 0);
+    json in = json::array(), out = json::array();
+    in.push_back(f.first() ? entry("token_ids", "i32", json::array({"tokens"}), 0) : residual);
+    beside(in);
+    if (f.last()) {
+        out.push_back(entry("logits", "f32", json::array({"outputs", f.n_vocab}), nullptr));
+    } else {
+        out.push_back(residual);
+        beside(out);
+    }
+
+    reply reply;
+    json &text = reply.text;
+    text = {
+        {"path", o.path},
+        {"architecture", f.architecture},
+        {"n_layer", f.n_layer},
+        {"layer_start", f.layer_start},
+        {"layer_end", f.layer_end},
+        {"n_embd", f.n_embd},
+        {"n_vocab", f.n_vocab},
+        {"has_tok_embd", f.has_tok_embd},
+        {"has_out_norm", f.has_out_norm},
+        {"has_output", f.has_output},
+        {"weight_bytes", f.weight_bytes},
+        {"n_params", f.n_params},
+        {"resident_bytes", resident_bytes()},
+        {"n_ctx", engine_.n_ctx()},
+        {"n_batch", engine_.n_batch()},
+        {"n_ubatch", engine_.n_ubatch()},
+        {"n_seq_max", engine_.n_seq_max()},
+        {"n_threads", o.threads},
+        {"flash_attn", o.flash_attn},
+        {"kv_unified", o.kv_unified},
+        {"type_k", ggml_type_name(o.type_k)},
+        {"type_v", ggml_type_name(o.type_v)},
+        {"patched", engine_.patched()},
+        {"eos", engine_.end_tokens()},
+        {"contract", {{"in", in}, {"out", out}}},
+    };
+    if (f.tied >= 0) {
+        text["tied"] = f.tied != 0;
+    }
+    if (f.n_tensors >= 0) {
+        text["n_tensors"] = f.n_tensors;
+    }
+    if (!f.fingerprint.empty()) {
+        text["fingerprint"] = f.fingerprint;
+    }
+    if (engine_.kv_bytes() >= 0) {
+        text["kv_bytes"] = engine_.kv_bytes();
+    }
+    if (with_tensors && f.n_tensors >= 0) {
+        json list = json::array();
+        for (const tensor_facts &t : engine_.tensors()) {
+            list.push_back(
+                {{"name", t.name}, {"type", t.type}, {"layer", t.layer}, {"shape", t.shape}, {"bytes", t.bytes}});
+        }
+        text["tensors"] = std::move(list);
+    }
+    return reply;
+}
+
+service::reply service::statistics() {
+    reply reply;
+    reply.text = {
+        {"requests", counters_.requests},
+        {"errors", counters_.errors},
+        {"tokens", counters_.tokens},
+        {"compute_us", counters_.compute_us},
+        {"decode_us", counters_.decode_us},
+        {"encode_us", counters_.encode_us},
+        {"bundle_bytes_in", counters_.bundle_bytes_in},
+        {"bundle_bytes_out", counters_.bundle_bytes_out},
+        {"resident_bytes", resident_bytes()},
+        {"graphs_reused", engine_.graphs_reused()},
+        {"uptime_ms", (now_us() - started_us_) / 1000},
+    };
+    if (engine_.kv_bytes() >= 0) {
+        reply.text["kv_bytes"] = engine_.kv_bytes();
+    }
+    return reply;
+}
+
+service::reply service::clear(const request &r) {
+    const json object = parse(r.text);
+    if (!object.contains("sequence")) {
+        if (object.contains("from")) {
+            fail(CODE_ARGUMENT, "clear has from and no sequence");
+        }
+        engine_.clear();
+        return {};
+    }
+    const uint64_t sequence = number(object, "sequence", 0, INT32_MAX);
+    const uint64_t from = number(object, "from", 0, INT32_MAX);
+    engine_.clear((int32_t)sequence, (int32_t)from);
+    return {};
+}
+
+//
+// decode
+//
+
+// The output is refused before anything is computed, since afterwards the state would have changed.
+void service::check_output_size(const bb_bundle &view, const layout &layout, uint64_t n_tokens, bool logits) const {
+    const model_facts &f = engine_.facts();
+    uint64_t sizes[5] = {0, 0, 0, 0, 0};
+    if (logits) {
+        bb_tensor t;
+        const int index = bb_tensor_find(&view, "outputs", &t);
+        std::vector<uint8_t> selected(index >= 0 && t.dtype == BB_BOOL ? t.bytes : 0);
+        if (!selected.empty()) {
+            bb_tensor_read(&view, (uint32_t)index, selected.data(), selected.size());
+        }
+        const auto n = (uint64_t)std::count(selected.begin(), selected.end(), 1);
+        sizes[0] = n * (uint64_t)f.n_vocab * sizeof(float);
+    } else {
+        sizes[0] = n_tokens * (uint64_t)f.n_embd * sizeof(float);
+        const char *beside[] = {"positions", "seq_offsets", "seq_ids", "outputs"};
+        for (int i = 0; i < 4; i++) {
+            bb_tensor t;
+            sizes[i + 1] = bb_tensor_find(&view, beside[i], &t) >= 0 ? t.bytes : 0;
+        }
+    }
+    uint64_t fragments = 0, bytes = 4096; // head, end and what else is small
+    for (const uint64_t size : sizes) {
+        const uint64_t unit = layout.fragment_size ? layout.fragment_size : std::max<uint64_t>(size, 1);
+        const uint64_t n = size / unit + (size % unit != 0);
+        fragments += n;
+        bytes += size + n * (BB_HEADER_BYTES + BB_ALIGNMENT);
+    }
+    if (fragments > config_.limits.fragments) {
+        fail(CODE_LIMIT, "fragments of %" PRIu64 " bytes would make %" PRIu64 " of them, over the limit of %" PRIu64,
+             layout.fragment_size, fragments, config_.limits.fragments);
+    }
+    if (bytes > max_bundle_) {
+        fail(CODE_LIMIT, "the output bundle would have about %" PRIu64 " bytes, over the limit of %" PRIu64, bytes,
+             max_bundle_);
+    }
+}
+
+service::reply service::decode(request &r) {
+    const json object = parse(r.text);
+    layout layout;
+    layout.fragment_size = number(object, "fragment_size", 0, INT64_MAX);
+    layout.checksums = flag(object, "checksums", true);
+    const bool want_logits = flag(object, "logits", false);
+    const bool want_tokens = flag(object, "sample", true);
+    const auto order = object.find("byte_order");
+    if (order != object.end()) {
+        if (*order != "little" && *order != "big") {
+            fail(CODE_ARGUMENT, "byte_order is %s, not \"little\" or \"big\"", shown(*order).c_str());
+        }
+        layout.big_endian = *order == "big";
+    }
+    if (layout.fragment_size % BB_ALIGNMENT != 0) {
+        fail(CODE_ARGUMENT, "fragment_size is %" PRIu64 ", not a multiple of %d", layout.fragment_size, BB_ALIGNMENT);
+    }
+
+    const uint64_t start = now_us();
+    bb_bundle view;
+    bb_error error = {};
+    const int status = bb_decode(&config_, r.bundle.data(), r.bundle.size(), &view, &error);
+    const uint64_t view_us = now_us() - start;
+    if (status != BB_OK) {
+        char sentence[500];
+        bb_error_format(&error, sentence, sizeof(sentence));
+        throw failure{CODE_BUNDLE, sentence, bb_error_name(status), error.offset};
+    }
+
+    bb_tensor positions = {};
+    bb_tensor_find(&view, "positions", &positions);
+    const uint64_t n_tokens = positions.rank ? positions.dims[positions.rank - 1] : 0;
+    const bool last = engine_.facts().last();
+    const bool with_bundle = !last || want_logits;
+    if (with_bundle) {
+        check_output_size(view, layout, n_tokens, last);
+    }
+
+    uint64_t point = now_us();
+    const uint64_t inner_us = engine_.decode(view, {r.bundle.data(), r.bundle.size()}, view_us);
+    uint64_t compute_us = now_us() - point;
+    compute_us -= std::min(compute_us, inner_us);
+    const uint64_t decode_us = engine_.patched() ? view_us : view_us + inner_us;
+
+    reply reply;
+    if (last && want_tokens) {
+        point = now_us();
+        std::vector<llama_token> sampled;
+        for (const int32_t index : engine_.outputs()) {
+            sampled.push_back(engine_.sample(index));
+        }
+        reply.text["sampled"] = sampled;
+        compute_us += now_us() - point;
+    }
+    uint64_t encode_us = 0;
+    if (with_bundle) {
+        point = now_us();
+        reply.bundle = engine_.output(layout);
+        encode_us = now_us() - point;
+    }
+    reply.text["n_tokens"] = n_tokens;
+    reply.text["decode_us"] = decode_us;
+    reply.text["compute_us"] = compute_us;
+    reply.text["encode_us"] = encode_us;
+
+    counters_.tokens += n_tokens;
+    counters_.decode_us += decode_us;
+    counters_.compute_us += compute_us;
+    counters_.encode_us += encode_us;
+    counters_.bundle_bytes_in += r.bundle.size();
+    counters_.bundle_bytes_out += reply.bundle.size;
+    return reply;
+}
+
+//
+// text
+//
+
+bool service::has_text_services() const {
+    return engine_.facts().first() || engine_.facts().last();
+}
+
+service::reply service::tokenize(const request &r) {
+    const json object = parse(r.text);
+    const bool add_special = flag(object, "add_special", true);
+    const bool parse_special = flag(object, "parse_special", true);
+    const auto found = object.find("text");
+    if (found == object.end() || !found->is_string()) {
+        fail(CODE_ARGUMENT, "tokenize needs text, a string");
+    }
+    if (!engine_.has_vocabulary()) {
+        fail(CODE_STATE, "the model has no vocabulary");
+    }
+    reply reply;
+    reply.text["tokens"] = engine_.tokenize(found->get<std::string>(), add_special, parse_special);
+    return reply;
+}
+
+service::reply service::detokenize(const request &r) {
+    const json object = parse(r.text);
+    const auto found = object.find("tokens");
+    if (found == object.end() || !found->is_array()) {
+        fail(CODE_ARGUMENT, "detokenize needs tokens, a list of numbers");
+    }
+    if (!engine_.has_vocabulary()) {
+        fail(CODE_STATE, "the model has no vocabulary");
+    }
+    json pieces = json::array();
+    for (const json &token : *found) {
+        if (!token.is_number_unsigned() || token.get<uint64_t>() > INT32_MAX) {
+            fail(CODE_ARGUMENT, "tokens holds %s, not a token id", shown(token).c_str());
+        }
+        std::string hex;
+        for (const char c : engine_.piece((llama_token)token.get<uint64_t>())) {
+            const char *digits = "0123456789abcdef";
+            hex += digits[(c >> 4) & 15];
+            hex += digits[c & 15];
+        }
+        pieces.push_back(std::move(hex));
+    }
+    reply reply;
+    reply.text["pieces"] = std::move(pieces);
+    return reply;
+}
+
+} // namespace worker

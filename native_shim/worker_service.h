@@ -1,0 +1,47 @@
+// Answers the requests of a shard worker, one after the other.
+//
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "worker_engine.h"
+#include "worker_protocol.h"
+
+namespace worker {
+
+class service {
+public:
+    service(engine &engine, uint64_t max_bundle);
+
+    // Answers one message. True when it was a shutdown and the worker is to end.
+    bool answer(request &r);
+    // Answers an unsound header.
+    void refuse_frame(const request &r);
+
+private:
+    struct reply; // text and bundle
+
+    reply handle(request &r);
+    reply hello(const request &r);
+    reply describe(const request &r);
+    reply decode(request &r);
+    reply statistics();
+    reply clear(const request &r);
+    reply tokenize(const request &r);
+    reply detokenize(const request &r);
+
+    bool has_text_services() const;
+    void check_output_size(const bb_bundle &view, const layout &layout, uint64_t n_tokens, bool logits) const;
+    void send_error(connection &to, uint64_t id, const failure &f);
+
+    engine &engine_;
+    uint64_t max_bundle_;
+    bb_config config_;
+    uint64_t started_us_;
+
+    struct {
+        uint64_t requests = 0, errors = 0, tokens = 0, compute_us = 0, decode_us = 0, encode_us = 0;
+        uint64_t bundle_bytes_in = 0, bundle_bytes_out = 0;
+    } counters_;
+};
+
+} // namespace worker
