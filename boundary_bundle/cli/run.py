@@ -1,0 +1,171 @@
+"""``boundary-bundle run``: generate text with a model that is split over several processes."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..shards import Fault, Generation, generate, make_plan, parse_cuts, read_model_file
+from . import common
+from .common import CommandError, Run
+
+
+def add_command(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "run",
+        help="generate text with a split model",
+        description="Split a model at the given layers over as many processes, and generate text greedily. "
+        "Standard output is the text, standard error the rest.",
+    )
+    parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a GGUF file")
+    parser.add_argument(
+        "--cuts", metavar="A,B", help="the first layers of the second and later shards; absent: unsplit"
+    )
+    parser.add_argument("--prompt", required=True, metavar="TEXT")
+    parser.add_argument("--tokens", type=common.number(1, 1 << 20), default=40, metavar="N", help="at most (40)")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="run an unsplit worker beside it and compare every logit by its bits; both codecs on every hop",
+    )
+    parser.add_argument("--all-logits", action="store_true", help="with --check: the prompt's logits too, not its last")
+    parser.add_argument("--ignore-eos", action="store_true", help="do not stop at the end of the text")
+    parser.add_argument(
+        "--speed-runs",
+        type=common.number(1, 1000),
+        metavar="N",
+        help="then measure N whole generations, split and unsplit in turn, and report the medians",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE")
+    parser.add_argument("--plant-fault", metavar="HOP:STEP", help=argparse.SUPPRESS)
+    common.add_settings(parser)
+    parser.set_defaults(function=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """The command. Returns 1 if a logit differs, else 0."""
+    cuts = [] if options.cuts is None else parse_cuts(options.cuts)
+    fault = _fault(options)
+    model = read_model_file(options.model)
+    plan = make_plan(model.n_layer, cuts)
+    common.check_json_target(options.json)
+    settings = common.settings_of(options)
+    program = common.worker_program(options)
+    unsplit = options.check or options.speed_runs is not None
+    with common.workers(
+        program, model.path, plan, settings, check=options.check, unsplit=unsplit, fault=fault
+    ) as running:
+        prompt = running.last.tokenize(options.prompt)
+        common.require_room(settings, len(prompt), options.tokens)
+        eos = () if options.ignore_eos else running.split.model.eos
+        printer = common.Printer(running.last, eos)
+        generation = generate(
+            running.split,
+            prompt,
+            options.tokens,
+            batch_size=settings.batch,
+            eos=eos,
+            reference=running.reference if options.check else None,
+            all_logits=options.all_logits and options.check,
+            on_token=printer,
+        )
+        text = printer.finish()
+        result: dict[str, Any] = {
+            "model": str(model.path),
+            "architecture": model.architecture,
+            "n_layer": model.n_layer,
+            "cuts": plan.cuts,
+            "settings": asdict(settings),
+            "prompt": options.prompt,
+            "prompt_tokens": len(prompt),
+            "steps": generation.steps,
+            "text": text,
+            "tokens": generation.tokens,
+            "checked": options.check,
+            "logits_compared": generation.logits_compared,
+            "logits_differing": generation.logits_differing,
+            "tokens_per_second": common.rate(generation.tokens_per_second),
+            "unsplit_tokens_per_second": common.rate(generation.reference_tokens_per_second),
+            "shards": running.shards(),
+            "unsplit": running.unsplit(),
+            "hops": common.hops_of(running, generation),
+        }
+        for place, shard in enumerate(result["shards"]):
+            shard["compute_ms"] = round(generation.shard_ms(place), 3)
+        if options.speed_runs is not None:
+            result |= speed(running, prompt, options.tokens, settings.batch, options.speed_runs)
+    if options.json is not None:
+        common.write_json(options.json, result)
+    _report(result, generation)
+    return 1 if generation.logits_differing else 0
+
+
+def speed(running: Run, prompt: list[int], n_tokens: int, batch_size: int, runs: int) -> dict[str, Any]:
+    """Whole generations, split and unsplit in turn, unchecked; medians of the decode speeds."""
+    from ..shards import Pipeline
+
+    assert running.reference is not None
+    fast = Pipeline(running.split.workers)
+    ours: list[float] = []
+    theirs: list[float] = []
+    for _ in range(runs):
+        for pipeline, rates in ((fast, ours), (running.reference, theirs)):
+            value = generate(pipeline, prompt, n_tokens, batch_size=batch_size).tokens_per_second
+            if value is None:
+                raise CommandError("one token is too few to measure a speed: give --tokens 2 or more")
+            rates.append(value)
+    split, unsplit = statistics.median(ours), statistics.median(theirs)
+    return {
+        "tokens_per_second": common.rate(split),
+        "unsplit_tokens_per_second": common.rate(unsplit),
+        "speed": {
+            "runs": runs,
+            "split": [common.rate(value) for value in ours],
+            "unsplit": [common.rate(value) for value in theirs],
+            "ratio": round(split / unsplit, 4),
+        },
+    }
+
+
+def verdict(compared: int, differing: int, steps: int) -> str:
+    """What the comparison came to, in words."""
+    if differing:
+        return f"{differing:,} of {compared:,} logits differ from the unsplit worker's"
+    return (
+        f"0 of {compared:,} logits differ in any bit from those of an unsplit worker "
+        f"of the same patched build ({steps} steps)"
+    )
+
+
+def _report(result: dict[str, Any], generation: Generation) -> None:
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    rate, unsplit = result["tokens_per_second"], result["unsplit_tokens_per_second"]
+    if result["checked"]:
+        say(verdict(result["logits_compared"], result["logits_differing"], generation.steps))
+    if "speed" in result:
+        speed = result["speed"]
+        say(
+            f"decode speed, medians of {speed['runs']} runs in turn: split {rate:.1f} tokens/s, "
+            f"unsplit {unsplit:.1f} tokens/s, ratio {speed['ratio']:.3f}"
+        )
+    elif rate is not None:
+        how = " with both codecs checked on every hop" if result["checked"] and result["hops"] else ""
+        beside = f", unsplit {unsplit:.1f}" if unsplit is not None else ""
+        say(f"{generation.steps} tokens, {rate:.1f} tokens/s{how}{beside}")
+
+
+def _fault(options: argparse.Namespace) -> Fault | None:
+    if options.plant_fault is None:
+        return None
+    if not options.check:
+        raise CommandError("--plant-fault is for --check")
+    hop, _, step = options.plant_fault.partition(":")
+    if not (hop.isdecimal() and step.isdecimal()):
+        raise CommandError(f"--plant-fault is {options.plant_fault!r}, not HOP:STEP")
+    return Fault(int(hop), int(step))
