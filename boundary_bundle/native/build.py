@@ -61,7 +61,7 @@ WORKER = "shard_worker"
 PROGRAMS: tuple[Program, ...] = (
     Program(WORKER, "patched", ("shard_worker.cpp", "boundary_bundle.c")),
     Program(WORKER, "unpatched", ("shard_worker.cpp", "boundary_bundle.c"), ("BB_UNPATCHED",)),
-    Program("two_shards", "patched", ("examples/two_shards.c",)),
+    Program("two_shards", "patched", ("examples/two_shards.c", "boundary_bundle.c")),
 )
 
 # Relative to the tree. src/ is for the staging header llama-ext.h.
@@ -84,6 +84,9 @@ CMAKE_FLAGS: tuple[str, ...] = (
     # One backend, the CPU: exactness is claimed for it alone.
     "GGML_BLAS=OFF",
     "GGML_METAL=OFF",
+    # Waiting OpenMP threads spin and take the cores from the worker that computes; the worker brings a thread pool
+    # that does not.
+    "GGML_OPENMP=OFF",
     "GGML_CUDA=OFF",
     # The launcher is set below, where it is known whether there is one.
     "GGML_CCACHE=OFF",
