@@ -57,15 +57,25 @@ class Program:
 
 WORKER = "shard_worker"
 
+WORKER_SOURCES = (
+    "shard_worker.cpp",
+    "worker_service.cpp",
+    "worker_protocol.cpp",
+    "worker_engine.cpp",
+    "worker_range.cpp",
+    "worker_whole.cpp",
+    "boundary_bundle.c",
+)
+
 # What is compiled. The unpatched worker is the tests' oracle: the same program, one range only.
 PROGRAMS: tuple[Program, ...] = (
-    Program(WORKER, "patched", ("shard_worker.cpp", "boundary_bundle.c")),
-    Program(WORKER, "unpatched", ("shard_worker.cpp", "boundary_bundle.c"), ("BB_UNPATCHED",)),
+    Program(WORKER, "patched", WORKER_SOURCES),
+    Program(WORKER, "unpatched", WORKER_SOURCES, ("BB_UNPATCHED",)),
     Program("two_shards", "patched", ("examples/two_shards.c", "boundary_bundle.c")),
 )
 
-# Relative to the tree. src/ is for the staging header llama-ext.h.
-INCLUDE_DIRS = ("include", "ggml/include", "src")
+# Relative to the tree. src/ is for llama-boundary.h, vendor/ for the JSON library that llama.cpp ships.
+INCLUDE_DIRS = ("include", "ggml/include", "src", "vendor")
 
 CMAKE_FLAGS: tuple[str, ...] = (
     "CMAKE_BUILD_TYPE=Release",
