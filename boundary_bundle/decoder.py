@@ -59,6 +59,18 @@ _FIELD_B = layout.frame_offset("field_b")
 _BODY_CRC = layout.frame_offset("body_crc")
 _RESERVED_2 = layout.frame_offset("reserved_2")
 _HEADER_CRC = layout.frame_offset("header_crc")
+_H_TENSOR_COUNT = layout.head_offset("tensor_count")
+_H_ATTRIBUTE_BYTES = layout.head_offset("attribute_bytes")
+_H_FRAGMENT_SIZE = layout.head_offset("fragment_size")
+_H_RESERVED = layout.head_offset("reserved")
+_T_BYTE_ORDER = layout.tensor_offset("byte_order")
+_T_RANK = layout.tensor_offset("rank")
+_T_TOKEN_AXIS = layout.tensor_offset("token_axis")
+_T_NAME_LENGTH = layout.tensor_offset("name_length")
+_T_RESERVED = layout.tensor_offset("reserved")
+_A_TYPE = layout.attribute_offset("type")
+_A_RESERVED = layout.attribute_offset("reserved")
+_A_VALUE_LENGTH = layout.attribute_offset("value_length")
 _HEADER: Final = layout.frame_header.size
 _HEAD: Final = layout.head_fixed.size
 _TENSOR: Final = layout.tensor_fixed.size
@@ -212,13 +224,13 @@ def check_head(
     if require_checksums and not checksums:  # D2
         raise bad("checksums_required", q, "head_flags", found=head_flags)
     if reserved:  # D3
-        raise bad("head_reserved", q + 24, "reserved", 0, reserved)
+        raise bad("head_reserved", q + _H_RESERVED, "reserved", 0, reserved)
     if tensor_count > limits.tensors:  # D4
-        raise bad("limit_tensors", q + 4, "tensor_count", f"<= {limits.tensors}", tensor_count)
+        raise bad("limit_tensors", q + _H_TENSOR_COUNT, "tensor_count", f"<= {limits.tensors}", tensor_count)
     if attribute_bytes > limits.attribute_bytes:  # D5
         raise bad(
             "limit_attribute_bytes",
-            q + 12,
+            q + _H_ATTRIBUTE_BYTES,
             "attribute_bytes",
             f"<= {limits.attribute_bytes}",
             attribute_bytes,
@@ -226,13 +238,13 @@ def check_head(
     if attribute_bytes & 7 or attribute_bytes > length - _HEAD:  # D6
         raise bad(
             "attribute_block",
-            q + 12,
+            q + _H_ATTRIBUTE_BYTES,
             "attribute_bytes",
             f"a multiple of 8, <= {length - _HEAD}",
             attribute_bytes,
         )
     if fragment_size & 63:  # D7
-        raise bad("fragment_size", q + 16, "fragment_size", "a multiple of 64", fragment_size)
+        raise bad("fragment_size", q + _H_FRAGMENT_SIZE, "fragment_size", "a multiple of 64", fragment_size)
 
     end = q + length  # E
     table_end = end - attribute_bytes  # T
@@ -250,18 +262,18 @@ def check_head(
             raise bad("tensor_table", r, "tensor_count", found=tensor_count)
         code, order, rank, axis, name_length, zeros = _tensor_fixed(view, r)
         if rank > limits.rank:  # D11
-            raise bad("limit_rank", r + 2, "rank", f"<= {limits.rank}", rank, label)
+            raise bad("limit_rank", r + _T_RANK, "rank", f"<= {limits.rank}", rank, label)
         if name_length > limits.name_bytes:  # D12
             raise bad(
                 "limit_name",
-                r + 4,
+                r + _T_NAME_LENGTH,
                 "name_length",
                 f"<= {limits.name_bytes}",
                 name_length,
                 label,
             )
         if not name_length:  # D13
-            raise bad("tensor_name", r + 4, "name_length", ">= 1", 0, label)
+            raise bad("tensor_name", r + _T_NAME_LENGTH, "name_length", ">= 1", 0, label)
         name_at = r + _TENSOR + 8 * rank
         name_end = name_at + name_length
         record_end = r + ((name_end - r + 7) & ~7)
@@ -282,7 +294,7 @@ def check_head(
         if order != little and (order != big or not row.both_orders):  # D16
             raise bad(
                 "tensor_byte_order",
-                r + 1,
+                r + _T_BYTE_ORDER,
                 "byte_order",
                 "1 or 2" if row.both_orders else 1,
                 order,
@@ -291,14 +303,14 @@ def check_head(
         if axis >= rank and axis != none:  # D17
             raise bad(
                 "tensor_token_axis",
-                r + 3,
+                r + _T_TOKEN_AXIS,
                 "token_axis",
                 f"255 or < {rank}",
                 axis,
                 label,
             )
         if zeros != _ZERO_3:  # D18
-            raise bad("tensor_reserved", r + 5, "reserved", _ZERO_3, zeros, label)
+            raise bad("tensor_reserved", r + _T_RESERVED, "reserved", _ZERO_3, zeros, label)
         shape: tuple[int, ...] = _dims[rank](view, r + _TENSOR)
         if shape and max(shape) > limits.dimension:  # D19
             wrong = next(i for i, dim in enumerate(shape) if dim > limits.dimension)
@@ -316,7 +328,7 @@ def check_head(
         block = row.block_elements
         if block != 1:
             if not rank:  # D20
-                raise bad("tensor_block", r + 2, "rank", ">= 1", 0, label)
+                raise bad("tensor_block", r + _T_RANK, "rank", ">= 1", 0, label)
             if shape[-1] % block:  # D21
                 raise bad(
                     "tensor_block",
@@ -329,7 +341,7 @@ def check_head(
             if axis == rank - 1:  # D22
                 raise bad(
                     "tensor_token_axis",
-                    r + 3,
+                    r + _T_TOKEN_AXIS,
                     "token_axis",
                     f"255 or < {rank - 1}",
                     axis,
@@ -341,7 +353,7 @@ def check_head(
         if bound * row.block_bytes > limits.payload_bytes:  # D23
             raise bad(
                 "limit_payload_bytes",
-                r + 8,
+                r + _TENSOR,
                 "dims",
                 f"<= {limits.payload_bytes} bytes",
                 bound * row.block_bytes,
@@ -351,7 +363,7 @@ def check_head(
         if payload_total > limits.payload_bytes:  # D24
             raise bad(
                 "limit_payload_bytes",
-                r + 8,
+                r + _TENSOR,
                 "dims",
                 f"<= {limits.payload_bytes} bytes in all",
                 payload_total,
@@ -361,7 +373,7 @@ def check_head(
             if fragment_size % row.block_bytes:  # D25
                 raise bad(
                     "fragment_size",
-                    q + 16,
+                    q + _H_FRAGMENT_SIZE,
                     "fragment_size",
                     f"a multiple of {row.block_bytes}",
                     fragment_size,
@@ -374,7 +386,7 @@ def check_head(
         if fragment_total > limits.fragments:  # D26
             raise bad(
                 "limit_fragments",
-                q + 16,
+                q + _H_FRAGMENT_SIZE,
                 "fragment_size",
                 f"<= {limits.fragments} fragments",
                 fragment_total,
@@ -439,7 +451,7 @@ def check_head(
         if record_end > end:  # D51
             raise bad(
                 "attribute_block",
-                s + 4,
+                s + _A_VALUE_LENGTH,
                 "value_length",
                 f"<= {end - value_at}",
                 value_length,
@@ -450,9 +462,9 @@ def check_head(
             raise bad("attribute_order", s, "key", f"> {before}", key)
         before = key
         if not 1 <= kind <= 5:  # D54
-            raise bad("attribute_type", s + 2, "type", "1 to 5", kind)
+            raise bad("attribute_type", s + _A_TYPE, "type", "1 to 5", kind)
         if zero:  # D55
-            raise bad("attribute_reserved", s + 3, "reserved", 0, zero)
+            raise bad("attribute_reserved", s + _A_RESERVED, "reserved", 0, zero)
         registered = REGISTERED_KEYS.get(key)
         if registered is None:
             if key & layout.CRITICAL_KEY:  # D56
@@ -461,9 +473,9 @@ def check_head(
         else:
             registered_type, wanted = registered
             if kind != registered_type:  # D57
-                raise bad("attribute_type", s + 2, "type", registered_type, kind)
+                raise bad("attribute_type", s + _A_TYPE, "type", registered_type, kind)
         if wanted is not None and value_length != wanted:  # D58
-            raise bad("attribute_length", s + 4, "value_length", wanted, value_length)
+            raise bad("attribute_length", s + _A_VALUE_LENGTH, "value_length", wanted, value_length)
         raw = bytes(view[value_at:value_end])
         if kind == 5 and raw.translate(None, _TEXT_BYTES):  # D59
             wrong = _first_outside(raw, _TEXT_BYTES)
@@ -593,7 +605,7 @@ class _Engine:
         self.single = events is None
         self.open: dict[int, _Open] = {}
         self.frames = 0
-        self.need = 8
+        self.need: int = 8
         self.ready: Bundle | None = None
 
     def bad(
@@ -688,7 +700,7 @@ class _Engine:
                 return pos
             q = pos + _HEADER
             body_end = q + length
-            frame_end = pos + total
+            frame_end: int = pos + total
             body = view[q:body_end]
             tensor = info.name if info is not None else None
             # A fragment without checksums was held to 0 by B34.
