@@ -123,7 +123,7 @@ def _memory(layers: tuple[int, int], described: Mapping[str, Any], counters: Map
         "range": list(layers),
         "resident_bytes": counters["resident_bytes"],
         "weight_bytes": described["weight_bytes"],
-        "kv_bytes": described["kv_bytes"],
+        "kv_bytes": described.get("kv_bytes", 0),
     }
 
 

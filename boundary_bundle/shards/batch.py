@@ -76,13 +76,14 @@ class Batch:
         order = layout.byte_order
         attributes: dict[AttributeKey, AttributeValue] = {
             "architecture": model.architecture,
-            "model_fingerprint": model.fingerprint,
             "layer_start": 0,
             "layer_end": 0,
             "n_layer": model.n_layer,
             "n_tokens": count,
             "n_seqs": len(set(members)),
         }
+        if model.fingerprint is not None:
+            attributes["model_fingerprint"] = model.fingerprint
         return Bundle(
             [
                 Tensor("token_ids", np.asarray(self.tokens, np.int32), token_axis=0, byte_order=order),

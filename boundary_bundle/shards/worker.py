@@ -123,16 +123,19 @@ class Pending(Protocol):
 
 @dataclass(frozen=True)
 class Description:
-    """What a worker holds, as it reported; ``raw`` is everything it said."""
+    """What a worker holds, as it reported; ``raw`` is everything it said.
+
+    ``fingerprint`` and ``kv_bytes`` are None for a worker on an unpatched library, which knows neither.
+    """
 
     architecture: str
     n_layer: int
     layer_range: tuple[int, int]
     n_embd: int
     n_vocab: int
-    fingerprint: bytes
+    fingerprint: bytes | None
     weight_bytes: int
-    kv_bytes: int
+    kv_bytes: int | None
     resident_bytes: int
     n_ctx: int
     n_seq_max: int
@@ -162,9 +165,9 @@ class Description:
             layer_range=(int(text["layer_start"]), int(text["layer_end"])),
             n_embd=int(text["n_embd"]),
             n_vocab=int(text["n_vocab"]),
-            fingerprint=bytes.fromhex(text["fingerprint"]),
+            fingerprint=bytes.fromhex(text["fingerprint"]) if "fingerprint" in text else None,
             weight_bytes=int(text["weight_bytes"]),
-            kv_bytes=int(text["kv_bytes"]),
+            kv_bytes=int(text["kv_bytes"]) if "kv_bytes" in text else None,
             resident_bytes=int(text["resident_bytes"]),
             n_ctx=int(text["n_ctx"]),
             n_seq_max=int(text["n_seq_max"]),
