@@ -47,6 +47,18 @@ void fail(int code, const char *format, ...) {
     throw failure{code, text, "", 0};
 }
 
+void fail_bundle(const bb_config &config, byte_view bytes) {
+    bb_bundle view;
+    bb_error error = {};
+    const int status = bb_decode(&config, bytes.data, bytes.size, &view, &error);
+    if (status < BB_TRUNCATED) {
+        fail(CODE_BUNDLE, "the bundle of %zu bytes was refused", bytes.size);
+    }
+    char sentence[500];
+    bb_error_format(&error, sentence, sizeof(sentence));
+    throw failure{CODE_BUNDLE, sentence, bb_error_name(status), error.offset};
+}
+
 uint64_t now_us() {
     const auto t = std::chrono::steady_clock::now().time_since_epoch();
     return (uint64_t)std::chrono::duration_cast<std::chrono::microseconds>(t).count();

@@ -114,15 +114,20 @@ struct byte_view {
     size_t size = 0;
 };
 
+// Where the time of a decode went.
+struct timings {
+    uint64_t decode_us = 0; // the codec's share
+    uint64_t compute_us = 0;
+};
+
 class engine {
 public:
     virtual ~engine();
     engine(const engine &) = delete;
     engine &operator=(const engine &) = delete;
 
-    // Runs one batch. `view` is what bb_decode made of the same bytes. After a failure the state is what it was before.
-    // Returns the microseconds of the call that were the codec's.
-    virtual uint64_t decode(const bb_bundle &view, byte_view bytes, uint64_t view_us) = 0;
+    // Runs one batch. After a failure the state is what it was before.
+    virtual timings decode(byte_view bytes) = 0;
     // What the last batch left at the end of the range; valid until the next call.
     virtual byte_view output(const layout &layout) = 0;
     // Batch indices of the tokens that the last batch selected, ascending.
@@ -166,6 +171,9 @@ private:
 
 // Loads the range; throws failure. The log of the library goes nowhere unless verbose.
 std::unique_ptr<engine> open_engine(const engine_options &options);
+
+// Says what is wrong with bytes that are no bundle.
+[[noreturn]] void fail_bundle(const bb_config &config, byte_view bytes);
 
 // helpers of the two implementations
 llama_model_params model_params(const engine_options &options);

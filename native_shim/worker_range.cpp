@@ -62,16 +62,21 @@ public:
             facts_.fingerprint += digits[byte & 15];
         }
         start();
+        bb_config_init(&config_);
     }
 
-    uint64_t decode(const bb_bundle &, byte_view bytes, uint64_t view_us) override {
+    timings decode(byte_view bytes) override {
         auto error = boundary_struct<llama_boundary_error>();
         const int32_t status = llama_boundary_decode(ctx_, bytes.data, bytes.size, &error);
+        if (status == LLAMA_BOUNDARY_ERROR_BUNDLE) {
+            fail_bundle(config_, bytes); // the library gives a sentence; name and offset come from the codec
+        }
         if (status != LLAMA_BOUNDARY_OK) {
             fail(status, "%s", error.message);
         }
-        // the library decodes the same bytes with the same codec once more
-        return view_us;
+        auto times = boundary_struct<llama_boundary_timings>();
+        llama_boundary_get_timings(ctx_, &times);
+        return {(uint64_t)times.t_decode_us, (uint64_t)times.t_compute_us};
     }
 
     byte_view output(const layout &layout) override {
@@ -124,6 +129,9 @@ public:
 
     bool patched() const override { return true; }
     int abi() const override { return LLAMA_BOUNDARY_ABI; }
+
+private:
+    bb_config config_;
 };
 
 } // namespace

@@ -310,42 +310,64 @@ service::reply service::clear(const request &r) {
 // decode
 //
 
-// The output is refused before anything is computed, since afterwards the state would have changed.
-void service::check_output_size(const bb_bundle &view, const layout &layout, uint64_t n_tokens, bool logits) const {
+namespace {
+
+// Tokens that the batch selects. Needs the payload, so the whole bundle is decoded; 0 when it is not sound.
+uint64_t selected_tokens(const bb_config &config, byte_view bytes) {
+    bb_bundle view;
+    bb_tensor t;
+    if (bb_decode(&config, bytes.data, bytes.size, &view, nullptr) != BB_OK) {
+        return 0;
+    }
+    const int index = bb_tensor_find(&view, "outputs", &t);
+    std::vector<uint8_t> selected(index >= 0 && t.dtype == BB_BOOL ? t.bytes : 0);
+    if (!selected.empty()) {
+        bb_tensor_read(&view, (uint32_t)index, selected.data(), selected.size());
+    }
+    return (uint64_t)std::count(selected.begin(), selected.end(), 1);
+}
+
+} // namespace
+
+// An output that cannot be sent is refused before anything is computed, since afterwards the state would have changed.
+void service::check_output_size(byte_view bytes, const bb_bundle &head, const layout &layout, uint64_t n_tokens) const {
     const model_facts &f = engine_.facts();
-    uint64_t sizes[5] = {0, 0, 0, 0, 0};
-    if (logits) {
-        bb_tensor t;
-        const int index = bb_tensor_find(&view, "outputs", &t);
-        std::vector<uint8_t> selected(index >= 0 && t.dtype == BB_BOOL ? t.bytes : 0);
-        if (!selected.empty()) {
-            bb_tensor_read(&view, (uint32_t)index, selected.data(), selected.size());
-        }
-        const auto n = (uint64_t)std::count(selected.begin(), selected.end(), 1);
-        sizes[0] = n * (uint64_t)f.n_vocab * sizeof(float);
-    } else {
-        sizes[0] = n_tokens * (uint64_t)f.n_embd * sizeof(float);
-        const char *beside[] = {"positions", "seq_offsets", "seq_ids", "outputs"};
-        for (int i = 0; i < 4; i++) {
-            bb_tensor t;
-            sizes[i + 1] = bb_tensor_find(&view, beside[i], &t) >= 0 ? t.bytes : 0;
-        }
-    }
-    uint64_t fragments = 0, bytes = 4096; // head, end and what else is small
-    for (const uint64_t size : sizes) {
-        const uint64_t unit = layout.fragment_size ? layout.fragment_size : std::max<uint64_t>(size, 1);
-        const uint64_t n = size / unit + (size % unit != 0);
+    uint64_t fragments = 0, size = 0;
+    const auto add = [&](uint64_t tensor_bytes) {
+        const uint64_t unit = layout.fragment_size ? layout.fragment_size : std::max<uint64_t>(tensor_bytes, 1);
+        const uint64_t n = tensor_bytes / unit + (tensor_bytes % unit != 0);
         fragments += n;
-        bytes += size + n * (BB_HEADER_BYTES + BB_ALIGNMENT);
+        size += tensor_bytes + n * (BB_HEADER_BYTES + BB_ALIGNMENT);
+    };
+    const auto fits = [&] { return fragments <= config_.limits.fragments && size <= max_bundle_; };
+    const uint64_t beside = 4096; // head, end and what else is small
+
+    if (f.last()) {
+        // the number of tokens is a bound and is known from the head
+        for (const bool exact : {false, true}) {
+            const uint64_t rows = exact ? selected_tokens(config_, bytes) : n_tokens;
+            fragments = 0;
+            size = beside;
+            add(rows * (uint64_t)f.n_vocab * sizeof(float));
+            if (fits()) {
+                return;
+            }
+        }
+    } else {
+        size = beside;
+        add(n_tokens * (uint64_t)f.n_embd * sizeof(float));
+        for (const char *name : {"positions", "seq_offsets", "seq_ids", "outputs"}) {
+            bb_tensor t;
+            add(bb_tensor_find(&head, name, &t) >= 0 ? t.bytes : 0);
+        }
+        if (fits()) {
+            return;
+        }
     }
-    if (fragments > config_.limits.fragments) {
-        fail(CODE_LIMIT, "fragments of %" PRIu64 " bytes would make %" PRIu64 " of them, over the limit of %" PRIu64,
-             layout.fragment_size, fragments, config_.limits.fragments);
-    }
-    if (bytes > max_bundle_) {
-        fail(CODE_LIMIT, "the output bundle would have about %" PRIu64 " bytes, over the limit of %" PRIu64, bytes,
-             max_bundle_);
-    }
+    fail(CODE_LIMIT,
+         "the output bundle would have about %" PRIu64 " bytes in %" PRIu64 " fragments, over the limit of %" PRIu64
+         " bytes or %" PRIu64 " fragments",
+         size, fragments, max_bundle_, config_.limits.fragments);
 }
 
 service::reply service::decode(request &r) {
@@ -366,35 +388,27 @@ service::reply service::decode(request &r) {
         fail(CODE_ARGUMENT, "fragment_size is %" PRIu64 ", not a multiple of %d", layout.fragment_size, BB_ALIGNMENT);
     }
 
-    const uint64_t start = now_us();
-    bb_bundle view;
-    bb_error error = {};
-    const int status = bb_decode(&config_, r.bundle.data(), r.bundle.size(), &view, &error);
-    const uint64_t view_us = now_us() - start;
-    if (status != BB_OK) {
-        char sentence[500];
-        bb_error_format(&error, sentence, sizeof(sentence));
-        throw failure{CODE_BUNDLE, sentence, bb_error_name(status), error.offset};
+    const uint8_t nothing = 0; // a bundle of no bytes is cut short like any other, not a bad call
+    const byte_view bytes = {r.bundle.empty() ? &nothing : r.bundle.data(), r.bundle.size()};
+    bb_bundle head;
+    if (bb_decode_head(&config_, bytes.data, bytes.size, &head, nullptr, nullptr) != BB_OK) {
+        fail_bundle(config_, bytes);
     }
-
-    bb_tensor positions = {};
-    bb_tensor_find(&view, "positions", &positions);
-    const uint64_t n_tokens = positions.rank ? positions.dims[positions.rank - 1] : 0;
+    bb_attr count = {};
+    bb_attr_find(&head, BB_KEY_N_TOKENS, &count);
+    const uint64_t n_tokens = std::min<uint64_t>(count.u64, UINT32_MAX); // the engine knows the real limit
     const bool last = engine_.facts().last();
     const bool with_bundle = !last || want_logits;
-    if (with_bundle) {
-        check_output_size(view, layout, n_tokens, last);
+    if (with_bundle && n_tokens <= engine_.n_batch()) {
+        check_output_size(bytes, head, layout, n_tokens);
     }
 
-    uint64_t point = now_us();
-    const uint64_t inner_us = engine_.decode(view, {r.bundle.data(), r.bundle.size()}, view_us);
-    uint64_t compute_us = now_us() - point;
-    compute_us -= std::min(compute_us, inner_us);
-    const uint64_t decode_us = engine_.patched() ? view_us : view_us + inner_us;
+    const timings times = engine_.decode(bytes);
+    uint64_t compute_us = times.compute_us;
 
     reply reply;
     if (last && want_tokens) {
-        point = now_us();
+        const uint64_t point = now_us();
         std::vector<llama_token> sampled;
         for (const int32_t index : engine_.outputs()) {
             sampled.push_back(engine_.sample(index));
@@ -404,17 +418,17 @@ service::reply service::decode(request &r) {
     }
     uint64_t encode_us = 0;
     if (with_bundle) {
-        point = now_us();
+        const uint64_t point = now_us();
         reply.bundle = engine_.output(layout);
         encode_us = now_us() - point;
     }
     reply.text["n_tokens"] = n_tokens;
-    reply.text["decode_us"] = decode_us;
+    reply.text["decode_us"] = times.decode_us;
     reply.text["compute_us"] = compute_us;
     reply.text["encode_us"] = encode_us;
 
     counters_.tokens += n_tokens;
-    counters_.decode_us += decode_us;
+    counters_.decode_us += times.decode_us;
     counters_.compute_us += compute_us;
     counters_.encode_us += encode_us;
     counters_.bundle_bytes_in += r.bundle.size();

@@ -30,7 +30,7 @@ private:
     reply detokenize(const request &r);
 
     bool has_text_services() const;
-    void check_output_size(const bb_bundle &view, const layout &layout, uint64_t n_tokens, bool logits) const;
+    void check_output_size(byte_view bytes, const bb_bundle &head, const layout &layout, uint64_t n_tokens) const;
     void send_error(connection &to, uint64_t id, const failure &f);
 
     engine &engine_;
