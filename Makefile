@@ -43,6 +43,7 @@ test:
 
 check:
 	@base=; $(FIND_PYTHON); venv=$$("$$base" -I $(BOOTSTRAP) python --no-build) || exit $$?; set -e; \
+	"$$venv" -c 'import mypy, ruff' 2>/dev/null || "$$venv" -m pip install --progress-bar off mypy ruff; \
 	"$$venv" -m ruff check .; \
 	"$$venv" -m ruff format --check .; \
 	"$$venv" -m mypy --strict boundary_bundle

@@ -78,10 +78,7 @@ def _check(patch: Path, tree: Path, name: str, expected: str | None, relation: s
     if tree.resolve() not in path.resolve().parents:
         raise NativeError(f"{patch.name}: {name} lies outside the tree")
     found = blob_hash(path.read_bytes()) if path.is_file() else None
-    if expected is None:
-        matches = found is None
-    else:
-        matches = found is not None and found.startswith(expected)
+    matches = found is None if expected is None else found is not None and found.startswith(expected)
     if not matches:
         raise NativeError(
             f"{patch.name} does not fit: {name} should be {expected or 'absent'} ({relation}), "

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +41,13 @@ from .source import Source, copy_tree, ensure_source
 
 Kind = Literal["patched", "unpatched"]
 KINDS: tuple[Kind, ...] = ("patched", "unpatched")
+
+_DARWIN = sys.platform == "darwin"
+_LIBRARY_SUFFIX = ".dylib" if _DARWIN else ".so"
+# DT_RPATH instead of DT_RUNPATH: it goes before LD_LIBRARY_PATH, so that no other project's libggml
+# is picked up.
+_RPATH_FLAGS: tuple[str, ...] = () if _DARWIN else ("-Wl,--disable-new-dtags",)
+_ORIGIN = "@loader_path" if _DARWIN else "$ORIGIN"
 
 # Raise it when this file changes what a build holds.
 _BUILDER_VERSION = 1
@@ -80,7 +88,9 @@ INCLUDE_DIRS = ("include", "ggml/include", "src", "vendor")
 CMAKE_FLAGS: tuple[str, ...] = (
     "CMAKE_BUILD_TYPE=Release",
     "BUILD_SHARED_LIBS=ON",
-    "CMAKE_BUILD_RPATH_USE_ORIGIN=ON",
+    # As installed: the run path that CMake gives to a build otherwise ends in an empty entry, the working folder.
+    "CMAKE_BUILD_WITH_INSTALL_RPATH=ON",
+    f"CMAKE_INSTALL_RPATH={_ORIGIN}",
     "LLAMA_BUILD_COMMON=OFF",
     "LLAMA_BUILD_TESTS=OFF",
     "LLAMA_BUILD_TOOLS=OFF",
@@ -103,13 +113,6 @@ CMAKE_FLAGS: tuple[str, ...] = (
 )
 C_FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-pthread")
 CXX_FLAGS = ("-std=c++17", "-O2", "-Wall", "-Wextra", "-pthread")
-
-_DARWIN = sys.platform == "darwin"
-_LIBRARY_SUFFIX = ".dylib" if _DARWIN else ".so"
-# DT_RPATH instead of DT_RUNPATH: it goes before LD_LIBRARY_PATH, so that no other project's libggml
-# is picked up.
-_RPATH_FLAGS: tuple[str, ...] = () if _DARWIN else ("-Wl,--disable-new-dtags",)
-_ORIGIN = "@loader_path" if _DARWIN else "$ORIGIN"
 
 
 @dataclass(frozen=True)
@@ -419,12 +422,9 @@ class _Job:
         for stale in parent.glob(".partial-*"):
             shutil.rmtree(stale, ignore_errors=True)
         aside = Path(tempfile.mkdtemp(prefix=".partial-", dir=parent))
-        steps = sum(len(program.sources) + 1 for program in recipe.programs)
         try:
             with self.reporter.step(f"building {', '.join(program.name for program in recipe.programs)}") as step:
-                done = 0
-                for program in recipe.programs:
-                    done = self._build_program(program, aside, step, done, steps, lock)
+                self._compile_and_link(aside, step, lock)
             shutil.rmtree(aside / "objects")
             sizes = {program.name: (aside / program.name).stat().st_size for program in recipe.programs}
             _write_json(aside / "complete.json", {"files": sizes, "built": stamp_now()})
@@ -435,32 +435,46 @@ class _Job:
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
-    def _build_program(self, program: Program, aside: Path, step: Step, done: int, steps: int, lock: Lock) -> int:
+    def _compile_and_link(self, aside: Path, step: Step, lock: Lock) -> None:
         recipe = self.recipe
-        env = build_environment()
-        objects = aside / "objects" / program.name
-        objects.mkdir(parents=True)
+        ccache = shutil.which("ccache")
+        launcher = [ccache] if ccache else []
         includes = [f"-I{recipe.shim_dir}", *(f"-I{self.tree / name}" for name in recipe.include_dirs)]
-        defines = [f"-D{name}" for name in program.defines]
-        linked = []
-        for index, name in enumerate(program.sources):
-            plain_c = name.endswith(".c")
-            compiler, flags = (self.cc, C_FLAGS) if plain_c else (self.cxx, CXX_FLAGS)
-            made = objects / f"{index}.o"
-            command = [compiler, *flags, *defines, *includes, "-c", str(recipe.shim_dir / name), "-o", str(made)]
-            self.runner.stream(f"compiling {name}", command, log=self.log, env=env, lock=lock)
-            linked.append(str(made))
-            done += 1
-            step.update(done, steps)
-        linker = self.cc if all(name.endswith(".c") for name in program.sources) else self.cxx
-        # By their full names: no search path in which another project's library could come first.
-        libraries = [str(path) for path in self._link_libraries()]
-        rpath = os.path.relpath(self.lib_dir, self.programs_dir)
-        command = [linker, "-pthread", *linked, *libraries, *_RPATH_FLAGS, f"-Wl,-rpath,{_ORIGIN}/{rpath}"]
-        command += ["-lm", "-o", str(aside / program.name)]
-        self.runner.stream(f"linking {program.name}", command, log=self.log, env=env, lock=lock)
-        step.update(done + 1, steps)
-        return done + 1
+        compiles: list[tuple[str, list[str]]] = []
+        links: list[tuple[str, list[str]]] = []
+        for program in recipe.programs:
+            objects = aside / "objects" / program.name
+            objects.mkdir(parents=True)
+            made = [str(objects / f"{index}.o") for index in range(len(program.sources))]
+            for name, target in zip(program.sources, made, strict=True):
+                compiler, flags = (self.cc, C_FLAGS) if name.endswith(".c") else (self.cxx, CXX_FLAGS)
+                defines = [f"-D{define}" for define in program.defines]
+                command = [*launcher, compiler, *flags, *defines, *includes]
+                compiles.append((f"compiling {name}", [*command, "-c", str(recipe.shim_dir / name), "-o", target]))
+            linker = self.cc if all(name.endswith(".c") for name in program.sources) else self.cxx
+            # By their full names: no search path in which another project's library could come first.
+            libraries = [str(path) for path in self._link_libraries()]
+            rpath = f"-Wl,-rpath,{_ORIGIN}/{os.path.relpath(self.lib_dir, self.programs_dir)}"
+            command = [linker, "-pthread", *made, *libraries, *_RPATH_FLAGS, rpath, "-lm"]
+            links.append((f"linking {program.name}", [*command, "-o", str(aside / program.name)]))
+        total = len(compiles) + len(links)
+        env = build_environment()
+
+        def run(job: tuple[str, list[str]]) -> None:
+            self.runner.stream(job[0], job[1], log=self.log, env=env, lock=lock)
+
+        with ThreadPoolExecutor(max_workers=_jobs()) as pool:
+            pending = [pool.submit(run, job) for job in compiles]
+            try:
+                for done, future in enumerate(as_completed(pending), start=1):
+                    future.result()
+                    step.update(done, total)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        for done, job in enumerate(links, start=len(compiles) + 1):
+            run(job)
+            step.update(done, total)
 
     def _link_libraries(self) -> list[Path]:
         ggml = sorted(self.lib_dir.glob(f"libggml*{_LIBRARY_SUFFIX}"))

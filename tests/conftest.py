@@ -1,0 +1,27 @@
+"""What several tests need and should be made once: the two builds and the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from boundary_bundle.native import NativeBuild, build, ensure_model
+
+
+@pytest.fixture(scope="session")
+def patched_build() -> NativeBuild:
+    """libllama with the series, and the shard worker. From the cache; ``make test`` builds it before."""
+    return build("patched")
+
+
+@pytest.fixture(scope="session")
+def unpatched_build() -> NativeBuild:
+    """libllama as upstream has it, and the same worker on it: the oracle."""
+    return build("unpatched")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct (Q4_1, 30 layers, tied embeddings)."""
+    return ensure_model()
