@@ -96,9 +96,10 @@ static uint64_t first_not_bool(const uint8_t *p, uint64_t n) {
     return i;
 }
 
+/* The alphabet of tensor names: a-z A-Z 0-9 . _ - / as a set of 256 bits. */
 static bool name_byte(uint8_t c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
-           c == '-' || c == '/';
+    static const uint32_t set[8] = {0, 0x03FFE000u, 0x87FFFFFEu, 0x07FFFFFEu, 0, 0, 0, 0};
+    return (set[c >> 5] >> (c & 31) & 1) != 0;
 }
 
 static void reverse(void *dst, const void *src, uint64_t bytes, uint32_t element) {
@@ -181,23 +182,29 @@ uint32_t bb_crc32c_portable(uint32_t crc, const void *data, size_t n) {
 
 #if defined(BB_CRC_X86) || defined(BB_CRC_ARM)
 
+/* As assembly, since compilers differ in the name of the feature that lets a
+ * function use the builtins. */
 #if defined(BB_CRC_X86) && defined(_MSC_VER) && !defined(__clang__)
 #define BB_CRC_TARGET
-#define CRC_8(c, v) ((uint32_t)_mm_crc32_u64((c), (v)))
-#define CRC_1(c, v) _mm_crc32_u8((c), (v))
+static uint64_t crc_8(uint64_t c, uint64_t v) { return _mm_crc32_u64(c, v); }
+static uint64_t crc_1(uint64_t c, uint8_t v) { return _mm_crc32_u8((uint32_t)c, v); }
 #elif defined(BB_CRC_X86)
-#define BB_CRC_TARGET __attribute__((target("sse4.2")))
-#define CRC_8(c, v) ((uint32_t)__builtin_ia32_crc32di((c), (v)))
-#define CRC_1(c, v) __builtin_ia32_crc32qi((c), (v))
+#define BB_CRC_TARGET
+static inline uint64_t crc_8(uint64_t c, uint64_t v) {
+    __asm__("crc32q %1, %0" : "+r"(c) : "rm"(v));
+    return c;
+}
+static inline uint64_t crc_1(uint64_t c, uint8_t v) {
+    __asm__("crc32b %1, %0" : "+r"(c) : "rm"(v));
+    return c;
+}
 #else
 #define BB_CRC_TARGET __attribute__((target("+crc")))
-#define CRC_8(c, v) arm_crc_8((c), (v))
-#define CRC_1(c, v) arm_crc_1((c), (v))
-BB_CRC_TARGET static inline uint32_t arm_crc_8(uint32_t c, uint64_t v) {
+BB_CRC_TARGET static inline uint64_t crc_8(uint64_t c, uint64_t v) {
     __asm__("crc32cx %w0, %w0, %x1" : "+r"(c) : "r"(v));
     return c;
 }
-BB_CRC_TARGET static inline uint32_t arm_crc_1(uint32_t c, uint8_t v) {
+BB_CRC_TARGET static inline uint64_t crc_1(uint64_t c, uint8_t v) {
     __asm__("crc32cb %w0, %w0, %w1" : "+r"(c) : "r"((uint32_t)v));
     return c;
 }
@@ -236,22 +243,23 @@ static uint32_t advance(const uint32_t table[8][16], uint32_t crc) {
  * neighbouring blocks run side by side and are joined by linearity. */
 BB_CRC_TARGET static uint32_t three_blocks(uint32_t crc, const uint8_t *p, size_t block,
                                            const uint32_t table[8][16]) {
-    uint32_t second = 0, third = 0;
+    uint64_t first = crc, second = 0, third = 0;
     size_t i;
     for (i = 0; i < block; i += 8) {
         uint64_t a, b, c;
         memcpy(&a, p + i, 8);
         memcpy(&b, p + i + block, 8);
         memcpy(&c, p + i + 2 * block, 8);
-        crc = CRC_8(crc, a);
-        second = CRC_8(second, b);
-        third = CRC_8(third, c);
+        first = crc_8(first, a);
+        second = crc_8(second, b);
+        third = crc_8(third, c);
     }
-    return advance(table, advance(table, crc) ^ second) ^ third;
+    return advance(table, advance(table, (uint32_t)first) ^ (uint32_t)second) ^ (uint32_t)third;
 }
 
 BB_CRC_TARGET static uint32_t crc32c_hardware(uint32_t crc, const void *data, size_t n) {
     const uint8_t *p = (const uint8_t *)data;
+    uint64_t tail;
     crc = ~crc;
     for (; n >= 3 * 4096; n -= 3 * 4096, p += 3 * 4096) {
         crc = three_blocks(crc, p, 4096, after_4096);
@@ -259,15 +267,16 @@ BB_CRC_TARGET static uint32_t crc32c_hardware(uint32_t crc, const void *data, si
     for (; n >= 3 * 512; n -= 3 * 512, p += 3 * 512) {
         crc = three_blocks(crc, p, 512, after_512);
     }
+    tail = crc;
     for (; n >= 8; n -= 8, p += 8) {
         uint64_t v;
         memcpy(&v, p, 8);
-        crc = CRC_8(crc, v);
+        tail = crc_8(tail, v);
     }
     for (; n > 0; n--, p++) {
-        crc = CRC_1(crc, *p);
+        tail = crc_1(tail, *p);
     }
-    return ~crc;
+    return ~(uint32_t)tail;
 }
 
 static bool has_crc_instructions(void) {

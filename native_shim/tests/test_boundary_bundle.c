@@ -386,6 +386,7 @@ static const malformed table[] = {
     {"D6 all of the body, then D10", 0, BODY, BB_TENSOR_TABLE, R0, {{76, 4, 104}}},
     {"D7", 0, BODY, BB_FRAGMENT_SIZE, 80, {{80, 8, 32}, {R0 + 2, 1, 9}}},
     {"D10 one record too many", 0, BODY, BB_TENSOR_TABLE, A0, {{68, 4, 3}}},
+    {"D10 before D13 reads what is no record", 0, BODY, BB_TENSOR_TABLE, A0, {{68, 4, 3}, {A0 + 4, 1, 0}}},
     {"D11", 0, BODY, BB_LIMIT_RANK, R0 + 2, {{R0 + 2, 1, 9}, {R0 + 4, 1, 64}}},
     {"D11 255", 0, BODY, BB_LIMIT_RANK, R1 + 2, {{R1 + 2, 1, 255}}},
     {"D12", 0, BODY, BB_LIMIT_NAME, R0 + 4, {{R0 + 4, 1, 64}, {R0, 1, 0}}},
@@ -925,6 +926,20 @@ static void test_round_trips(const bb_config *c) {
         EQUAL(bb_attr_at(&b, 4, &v), BB_E_ARGUMENT);
         EQUAL(bb_decode_head(c, p, n, &b, NULL, &e), BB_OK);
         EQUAL(bb_attr_find(&b, 0x8008, NULL), 3);
+    }
+
+    context = "the alphabet of names";
+    for (i = 1; i < 256; i++) {
+        static const char alphabet[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/";
+        bb_tensor t;
+        bb_desc d;
+        uint64_t size;
+        memset(&d, 0, sizeof d);
+        tensor(&t, "x", BB_U8, 1, 255, 1, 0, 0, 0, NULL);
+        t.name[0] = (char)i;
+        d.tensors = &t;
+        d.tensor_count = 1;
+        EQUAL(bb_encoded_size(c, &d, &size, NULL), strchr(alphabet, (int)i) != NULL ? BB_OK : BB_TENSOR_NAME);
     }
 
     context = "many names";
