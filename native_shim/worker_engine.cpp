@@ -139,7 +139,7 @@ llama_model_params model_params(const engine_options &options) {
     return params;
 }
 
-void check_file(const std::string &path) {
+uint64_t check_file(const std::string &path) {
     const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
         fail(CODE_LOAD, "cannot open %s: %s", path.c_str(), strerror(errno));
@@ -156,6 +156,18 @@ void check_file(const std::string &path) {
         fail(CODE_LOAD, "%s is not a GGUF file: it has %lld bytes and begins with %02x %02x %02x %02x, not with GGUF",
              path.c_str(), (long long)info.st_size, magic[0] & 255, magic[1] & 255, magic[2] & 255, magic[3] & 255);
     }
+    return (uint64_t)info.st_size;
+}
+
+// The library's sentence, with what it leaves out: which file, and of how many bytes.
+void fail_load(const engine_options &options, int code, uint64_t file_bytes, std::string why) {
+    if (why.empty()) {
+        why = take_log_error();
+    }
+    if (why.find(options.path) == std::string::npos) {
+        why = options.path + " (" + std::to_string(file_bytes) + " bytes): " + (why.empty() ? "cannot be loaded" : why);
+    }
+    throw failure{code, std::move(why), "", 0};
 }
 
 void engine::start() {

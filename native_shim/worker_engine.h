@@ -177,7 +177,8 @@ std::unique_ptr<engine> open_engine(const engine_options &options);
 
 // helpers of the two implementations
 llama_model_params model_params(const engine_options &options);
-void check_file(const std::string &path); // there, readable, GGUF
+uint64_t check_file(const std::string &path); // there, readable, GGUF; returns its size
+[[noreturn]] void fail_load(const engine_options &options, int code, uint64_t file_bytes, std::string why);
 std::string take_log_error();             // the last error line that the library logged, "" if none
 
 } // namespace worker

@@ -23,6 +23,7 @@ template <typename T> T boundary_struct() {
 class range_engine final : public engine {
 public:
     explicit range_engine(const engine_options &options) : engine(options) {
+        const uint64_t file_bytes = check_file(options.path);
         llama_model_params params = model_params(options);
         auto range = boundary_struct<llama_layer_range>();
         range.start = options.start;
@@ -30,12 +31,7 @@ public:
         auto error = boundary_struct<llama_boundary_error>();
         model_ = llama_model_load_layer_range(options.path.c_str(), params, &range, &error);
         if (!model_) {
-            const std::string why = take_log_error();
-            if (error.status == LLAMA_BOUNDARY_OK || !error.message[0]) {
-                fail(error.status ? error.status : CODE_LOAD, "%s cannot be loaded%s%s", options.path.c_str(),
-                     why.empty() ? "" : ": ", why.c_str());
-            }
-            fail(error.status, "%s", error.message);
+            fail_load(options, error.status ? error.status : CODE_LOAD, file_bytes, error.message);
         }
 
         auto own = boundary_struct<llama_layer_ownership>();
@@ -137,7 +133,6 @@ private:
 } // namespace
 
 std::unique_ptr<engine> open_engine(const engine_options &options) {
-    check_file(options.path);
     return std::make_unique<range_engine>(options);
 }
 

@@ -39,12 +39,12 @@ struct kept_attribute {
 class whole_engine final : public engine {
 public:
     explicit whole_engine(const engine_options &options) : engine(options) {
+        const uint64_t file_bytes = check_file(options.path);
         llama_model_params params = model_params(options);
         take_log_error();
         model_ = llama_model_load_from_file(options.path.c_str(), params);
         if (!model_) {
-            const std::string why = take_log_error();
-            fail(CODE_LOAD, "%s cannot be loaded%s%s", options.path.c_str(), why.empty() ? "" : ": ", why.c_str());
+            fail_load(options, CODE_LOAD, file_bytes, "");
         }
         char text[64];
         const int32_t n = llama_model_meta_val_str(model_, "general.architecture", text, sizeof(text));
@@ -393,7 +393,6 @@ private:
 } // namespace
 
 std::unique_ptr<engine> open_engine(const engine_options &options) {
-    check_file(options.path);
     return std::make_unique<whole_engine>(options);
 }
 
