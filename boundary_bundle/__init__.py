@@ -14,7 +14,7 @@ from .bundle import (
     TensorInfo,
     bits_equal,
 )
-from .contract import Contract, TensorRule
+from .contract import ANY, AnyValue, Contract, TensorRule
 from .decoder import BundleReady, Decoder, Extension, Fragment, Head, decode
 from .dtypes import DTYPES, DType
 from .encoder import encode, encode_parts
@@ -32,8 +32,10 @@ from .errors import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "ANY",
     "DTYPES",
     "ERRORS",
+    "AnyValue",
     "Attribute",
     "Attributes",
     "Bundle",

@@ -1,8 +1,8 @@
-"""What must cross one boundary of one model (specification, sections 1 and 6).
+"""What must cross one boundary of one model (specification, sections 5.3 and 6).
 
 A contract is symbolic in the counts of a batch. It is compared with a head, before
-payloads are touched, or with a whole bundle. Byte order and fragment size are never
-part of it.
+payloads are touched, or with a whole bundle. Byte order, fragment size and checksums
+are never part of it.
 """
 
 from __future__ import annotations
@@ -10,15 +10,50 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
-from .bundle import Attribute, AttributeKey, Attributes, AttributeValue
+from .bundle import (
+    ATTRIBUTE_TYPES,
+    ATTRIBUTES,
+    REGISTERED_KEYS,
+    Attribute,
+    AttributeKey,
+    Attributes,
+    AttributeValue,
+)
 from .dtypes import DTYPES
 from .errors import failure
 
 Dimension = int | str
 
-_SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SYMBOL: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: The symbol whose value a bundle can state itself, as the attribute n_tokens.
+_TOKENS: Final = "tokens"
+_N_TOKENS: Final = ATTRIBUTES["n_tokens"][0]
+#: They differ from shard to shard, so that two ends could not agree on a fingerprint.
+_NOT_IN_TEXT: Final = frozenset(ATTRIBUTES[name][0] for name in ("layer_start", "layer_end"))
+_TYPE_NAMES: Final = {code: name for name, code in ATTRIBUTE_TYPES.items()}
+
+
+class AnyValue:
+    """In a contract: the attribute must be there, with whatever value.
+
+    ``type`` is needed for a key that is not registered. :data:`ANY` is the one for
+    registered keys.
+    """
+
+    __slots__ = ("type",)
+
+    def __init__(self, type: str | None = None) -> None:
+        if type is not None and type not in ATTRIBUTE_TYPES:
+            raise ValueError(f"{type!r} is no attribute type")
+        self.type = type
+
+    def __repr__(self) -> str:
+        return "ANY" if self.type is None else f"AnyValue({self.type!r})"
+
+
+ANY: Final = AnyValue()
 
 
 class TensorLike(Protocol):
@@ -62,21 +97,15 @@ class _Sum:
             parts.append(str(self.constant))
         return "+".join(parts)
 
-    def match(self, size: int, bound: dict[str, int]) -> bool:
-        """Whether ``size`` fits; a symbol that is still free is bound to do so."""
-        rest = size - self.constant
-        free = None
+    def size(self, values: Mapping[str, int]) -> int | None:
+        """What the dimension comes to; None when a symbol has no value."""
+        total = self.constant
         for symbol in self.symbols:
-            if symbol in bound:
-                rest -= bound[symbol]
-            else:
-                free = symbol
-        if free is None:
-            return rest == 0
-        if rest < 0:
-            return False
-        bound[free] = rest
-        return True
+            value = values.get(symbol)
+            if value is None:
+                return None
+            total += value
+        return total
 
 
 class TensorRule:
@@ -112,29 +141,104 @@ class TensorRule:
 
 
 class Contract:
-    """Ordered tensors and fixed attributes.
+    """Attributes, each with its value or with any, and tensors in order.
 
-    Raises ValueError when two tensors share a name, or when a dimension has two
-    names that no dimension before it has fixed.
+    ``attributes`` is a mapping of names or numbers to values, :data:`ANY` or
+    ``AnyValue(type)``, or an iterable of :class:`Attribute`. Byte order, fragment
+    size and checksums are no part of a contract.
+
+    Raises ValueError when two tensors share a name, when a symbol can get no value
+    (it stands alone in no dimension, and is not ``tokens`` of a contract that
+    demands n_tokens), and for any value of an unregistered key without its type;
+    KeyError for an attribute name that is not registered.
     """
 
     def __init__(
         self,
         tensors: Iterable[TensorRule] = (),
-        attributes: Mapping[AttributeKey, AttributeValue] | Mapping[str, AttributeValue] | Iterable[Attribute] = (),
+        attributes: Mapping[AttributeKey, AttributeValue | AnyValue]
+        | Mapping[str, AttributeValue | AnyValue]
+        | Mapping[AttributeKey, AttributeValue]
+        | Mapping[str, AttributeValue]
+        | Iterable[Attribute] = (),
     ) -> None:
         self.tensors = tuple(tensors)
-        self.attributes = Attributes(attributes)
+        #: Attributes with the value that each must have.
+        self.attributes = Attributes()
+        #: Attributes that may have any value: key -> type code.
+        self.any_value: dict[int, int] = {}
+        if isinstance(attributes, Mapping) and not isinstance(attributes, Attributes):
+            for key, value in attributes.items():
+                if isinstance(value, AnyValue):
+                    self._demand(key, value)
+                else:
+                    self.attributes[key] = value
+        else:
+            self.attributes = Attributes(attributes)
+        self._demanded = sorted({*self.any_value, *(record.key for record in self.attributes.records())})
         self._names = [rule.name for rule in self.tensors]
         if len(set(self._names)) != len(self._names):
             raise ValueError("two tensors of the contract have the same name")
-        known: set[str] = set()
-        for rule in self.tensors:
-            for dimension in rule.sums:
-                free = [name for name in dimension.symbols if name not in known]
-                if len(free) > 1:
-                    raise ValueError(f"tensor {rule.name!r}: {dimension} leaves {free} open")
-                known.update(free)
+        #: symbol -> the first (tensor, dimension) in which it stands alone.
+        self._alone: dict[str, tuple[int, int]] = {}
+        used: dict[str, str] = {}
+        for index, rule in enumerate(self.tensors):
+            for place, dimension in enumerate(rule.sums):
+                for symbol in dimension.symbols:
+                    used.setdefault(symbol, f"tensor {rule.name!r}: {dimension}")
+                if len(dimension.symbols) == 1 and not dimension.constant:
+                    self._alone.setdefault(dimension.symbols[0], (index, place))
+        for symbol, where in used.items():
+            if symbol not in self._alone and (symbol != _TOKENS or _N_TOKENS not in self._demanded):
+                raise ValueError(f"{where} leaves {symbol!r} open: it stands alone in no dimension")
+        self._has_tokens = _TOKENS in used
+
+    def _demand(self, key: AttributeKey, any_value: AnyValue) -> None:
+        number = ATTRIBUTES[key][0] if isinstance(key, str) else key
+        registered = REGISTERED_KEYS.get(number)
+        if any_value.type is not None:
+            kind = ATTRIBUTE_TYPES[any_value.type]
+            if registered is not None and kind != registered[0]:
+                raise ValueError(f"attribute {key!r} is registered as {_TYPE_NAMES[registered[0]]}")
+        elif registered is not None:
+            kind = registered[0]
+        else:
+            raise ValueError(f"attribute {key!r} is not registered: its type must be said")
+        self.any_value[number] = kind
+
+    def _check_attributes(self, found: Attributes) -> None:
+        for key in self._demanded:
+            record = found.record(key)
+            wanted = self.attributes.record(key)
+            if wanted is not None:
+                if record == wanted:
+                    continue
+                expected: AttributeValue = wanted.value
+            else:
+                kind = self.any_value[key]
+                if record is not None and record.type == kind:
+                    continue
+                expected = f"any {_TYPE_NAMES[kind]}"
+            name = next((name for name, row in ATTRIBUTES.items() if row[0] == key), f"{key:#06x}")
+            raise failure(
+                "contract_attribute",
+                field=name,
+                expected=expected,
+                found="absent" if record is None else record.value,
+            )
+
+    def _values(self, head: BundleLike) -> dict[str, int]:
+        """What each symbol stands for; one whose dimension is not there has no value."""
+        values: dict[str, int] = {}
+        for symbol, (index, place) in self._alone.items():
+            shape = head.tensors[index].shape
+            if len(shape) == len(self.tensors[index].sums):
+                values[symbol] = shape[place]
+        if self._has_tokens:
+            record = head.attributes.record(_N_TOKENS)
+            if record is not None and isinstance(record.value, int):
+                values[_TOKENS] = record.value
+        return values
 
     def compare(self, head: BundleLike) -> dict[str, int]:
         """Compare with a head or a bundle; return what each symbol stands for.
@@ -144,15 +248,7 @@ class Contract:
         ``contract_order``, then for each tensor ``contract_dtype``,
         ``contract_shape``, ``contract_token_axis``. No offset is defined for these.
         """
-        for wanted in self.attributes.records():
-            found = head.attributes.record(wanted.key)
-            if found != wanted:
-                raise failure(
-                    "contract_attribute",
-                    field=wanted.name or f"{wanted.key:#06x}",
-                    expected=wanted.value,
-                    found="absent" if found is None else found.value,
-                )
+        self._check_attributes(head.attributes)
         tensors = head.tensors
         names = [tensor.name for tensor in tensors]
         if names != self._names:
@@ -169,7 +265,7 @@ class Contract:
                     raise failure("contract_order", tensor=other, expected=name, found=other)
             # Only a bundle that repeats a name comes here; no decoder lets it pass.
             raise failure("contract_extra", tensor=names[len(self._names)])
-        bound: dict[str, int] = {}
+        values = self._values(head)
         for rule, tensor in zip(self.tensors, tensors, strict=True):
             if tensor.dtype != rule.dtype:
                 raise failure(
@@ -179,12 +275,14 @@ class Contract:
                     expected=rule.dtype,
                     found=tensor.dtype,
                 )
-            if len(tensor.shape) != len(rule.sums) or not all(
-                dimension.match(size, bound) for dimension, size in zip(rule.sums, tensor.shape, strict=True)
+            # A sum without a value is left to the tensor that should have given it.
+            if len(tensor.shape) != len(rule.sums) or any(
+                wanted is not None and wanted != size
+                for wanted, size in zip((dimension.size(values) for dimension in rule.sums), tensor.shape, strict=True)
             ):
                 expected = f"[{','.join(rule.shape)}]"
-                if bound:
-                    expected += " with " + ", ".join(f"{name}={size}" for name, size in bound.items())
+                if values:
+                    expected += " with " + ", ".join(f"{name}={size}" for name, size in values.items())
                 raise failure(
                     "contract_shape",
                     tensor=rule.name,
@@ -200,20 +298,27 @@ class Contract:
                     expected="none" if rule.token_axis is None else rule.token_axis,
                     found="none" if tensor.token_axis is None else tensor.token_axis,
                 )
-        return bound
+        return values
 
     def text(self) -> str:
-        """The canonical text: ASCII, one line an item, each ended by a line feed.
+        """The canonical text (5.3): ASCII, one line an item, each ended by a line feed.
 
-        First ``boundary-bundle contract 1``; then the fixed attributes by ascending
-        key, ``attribute 0x8005 u64 1e00000000000000`` (the value's bytes as they
-        travel, in hexadecimal); then the tensors in order,
+        First ``boundary-bundle contract 1``; then the attributes by ascending key,
+        ``attribute 0x8005 u64 1e00000000000000`` (the value's bytes as they travel,
+        in hexadecimal) or ``attribute 0x8006 u64 *`` for any value, without
+        layer_start and layer_end; then the tensors in order,
         ``tensor seq_offsets u32 [tokens+1] -`` (names of a sum sorted, its number
         last; the token axis, or ``-``).
         """
         lines = ["boundary-bundle contract 1"]
-        for record in self.attributes.records():
-            lines.append(f"attribute {record.key:#06x} {record.type_name} {record.raw.hex()}".rstrip())
+        for key in self._demanded:
+            if key in _NOT_IN_TEXT:
+                continue
+            record = self.attributes.record(key)
+            if record is not None:
+                lines.append(f"attribute {key:#06x} {record.type_name} {record.raw.hex()}".rstrip())
+            else:
+                lines.append(f"attribute {key:#06x} {_TYPE_NAMES[self.any_value[key]]} *")
         lines.extend(rule.text() for rule in self.tensors)
         return "".join(f"{line}\n" for line in lines)
 

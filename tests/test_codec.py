@@ -8,7 +8,6 @@ unless the checksum is the point.
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import re
 import struct
@@ -32,14 +31,12 @@ from boundary_bundle import (
     Bundle,
     BundleError,
     BundleReady,
-    Contract,
     Decoder,
     Extension,
     Fragment,
     Head,
     Limits,
     Tensor,
-    TensorRule,
     bits_equal,
     decode,
     encode,
@@ -958,7 +955,7 @@ def test_fed_buffers_may_be_used_again() -> None:
     assert (bundle["x"] == np.arange(500)).all()
 
 
-# Model and contract
+# Model
 
 
 def test_attributes_mapping() -> None:
@@ -1005,142 +1002,3 @@ def test_bits_equal_tells_apart() -> None:
         Bundle([Tensor("x", np.zeros((3, 1), np.float32))]),
     ):
         assert not bits_equal(other, make())
-
-
-CONTRACT = Contract(
-    [
-        TensorRule("residual", "f32", ("tokens", 8), 0),
-        TensorRule("seq_offsets", "u32", ("tokens+1",)),
-        TensorRule("outputs", "bool", ("tokens",), 0),
-    ],
-    {"n_layer": 30, "architecture": "llama"},
-)
-
-
-def good(tokens: int = 3) -> Bundle:
-    return Bundle(
-        [
-            Tensor("residual", np.zeros((tokens, 8), np.float32), token_axis=0),
-            Tensor("seq_offsets", np.zeros(tokens + 1, np.uint32)),
-            Tensor("outputs", np.zeros(tokens, np.bool_), token_axis=0),
-        ],
-        {"n_layer": 30, "architecture": "llama", "n_tokens": tokens},
-        fragment_size=64,
-    )
-
-
-def changed(index: int | None = None, tensor: Tensor | None = None, **attributes: Any) -> Bundle:
-    bundle = good()
-    if index is not None:
-        bundle.tensors[index : index + 1] = [tensor] if tensor is not None else []
-    for name, value in attributes.items():
-        if value is None:
-            del bundle.attributes[name]
-        else:
-            bundle.attributes[name] = value
-    return bundle
-
-
-def swapped() -> Bundle:
-    bundle = good()
-    bundle.tensors[:2] = bundle.tensors[1::-1]
-    return bundle
-
-
-MISMATCHES = [
-    ("contract_attribute", None, "architecture", lambda: changed(0, architecture="gemma", n_layer=None)),
-    ("contract_attribute", None, "n_layer", lambda: changed(n_layer=None)),
-    ("contract_attribute", None, "n_layer", lambda: changed(n_layer=31)),
-    ("contract_missing", "residual", None, lambda: changed(0, Tensor("extra", np.zeros(3)))),
-    ("contract_missing", "outputs", None, lambda: changed(2)),
-    ("contract_extra", "extra", None, lambda: extra()),
-    ("contract_order", "seq_offsets", None, swapped),
-    ("contract_dtype", "residual", "dtype", lambda: changed(0, Tensor("residual", np.zeros((3, 9), np.float16)))),
-    ("contract_shape", "residual", "dims", lambda: changed(0, Tensor("residual", np.zeros((3, 9), np.float32)))),
-    ("contract_shape", "residual", "dims", lambda: changed(0, Tensor("residual", np.zeros((3, 8, 1), np.float32)))),
-    ("contract_shape", "seq_offsets", "dims", lambda: changed(1, Tensor("seq_offsets", np.zeros(3, np.uint32)))),
-    ("contract_shape", "seq_offsets", "dims", lambda: changed(1, Tensor("seq_offsets", np.zeros(0, np.uint32)))),
-    ("contract_shape", "outputs", "dims", lambda: changed(2, Tensor("outputs", np.zeros(4, np.bool_)))),
-    ("contract_token_axis", "residual", "token_axis", lambda: changed(0, Tensor("residual", np.zeros((3, 8), "f4")))),
-]
-
-
-def extra() -> Bundle:
-    bundle = good()
-    bundle.tensors.insert(1, Tensor("extra", np.zeros(3)))
-    return bundle
-
-
-@pytest.mark.parametrize(("name", "tensor", "field", "make"), MISMATCHES)
-def test_contract_mismatch(name: str, tensor: str | None, field: str | None, make: Callable[[], Bundle]) -> None:
-    """Two builds that disagree and do not learn in what, or learn it as a decoding error,
-    or only after payloads have been taken."""
-    bundle = make()
-    data = encode(bundle)
-    cut = data[: 64 + -(-struct.unpack_from("<Q", data, 24)[0] // 64) * 64]
-    for run in (
-        lambda: CONTRACT.compare(bundle),
-        lambda: CONTRACT.compare(Decoder().feed(cut)[0]),
-        lambda: decode(data, contract=CONTRACT),
-        lambda: Decoder(contract=CONTRACT).feed(cut),
-    ):
-        with pytest.raises(BundleError) as caught:
-            run()
-        error = caught.value
-        assert (error.name, error.number, error.offset) == (name, ERRORS[name][0], None)
-        assert (error.tensor, error.field) == (tensor, field)
-
-
-def test_contract_accepts() -> None:
-    """A contract tied to a number of tokens, a byte order or a fragment size."""
-    for tokens in (0, 1, 7):
-        bundle = good(tokens)
-        assert CONTRACT.compare(bundle) == {"tokens": tokens}
-        bundle.tensors[0].byte_order = "big"
-        bundle.fragment_size = 0
-        assert decode(encode(bundle), contract=CONTRACT).attributes["n_tokens"] == tokens
-
-
-def test_contract_sums() -> None:
-    """Sums read from left to right only, or bound to less than nothing."""
-    contract = Contract(
-        [TensorRule("a", "u8", ("2 + n + 1",)), TensorRule("b", "u8", ("m",)), TensorRule("c", "u8", ("m+n",))]
-    )
-
-    def shapes(*sizes: int) -> Bundle:
-        return Bundle(Tensor(name, np.zeros(size, np.uint8)) for name, size in zip("abc", sizes, strict=True))
-
-    assert contract.compare(shapes(5, 4, 6)) == {"n": 2, "m": 4}
-    for sizes in ((5, 4, 7), (2, 4, 3), (5, 4, 4)):
-        with pytest.raises(BundleError, match="contract_shape"):
-            contract.compare(shapes(*sizes))
-    for wrong in ("n-1", "2n", "n+n", "", "n+", "-1", "n*2", "\u0664"):
-        with pytest.raises(ValueError, match="dimension"):
-            TensorRule("a", "u8", (wrong,))
-    assert TensorRule("c", "u8", ("n+m",)).text() == contract.tensors[2].text() == "tensor c u8 [m+n] -"
-    with pytest.raises(ValueError, match="open"):
-        Contract([TensorRule("a", "u8", ("n+m",))])
-    with pytest.raises(ValueError, match="same name"):
-        Contract([TensorRule("a", "u8", ()), TensorRule("a", "u8", ())])
-    with pytest.raises(ValueError, match="no axis"):
-        TensorRule("a", "u8", ("n",), 1)
-    with pytest.raises(ValueError, match="unknown dtype"):
-        TensorRule("a", "q9", ("n",))
-
-
-def test_contract_fingerprint() -> None:
-    """A canonical text that changes with spelling, or not with meaning."""
-    assert CONTRACT.text() == (
-        "boundary-bundle contract 1\n"
-        "attribute 0x0002 text 6c6c616d61\n"
-        "attribute 0x8005 u64 1e00000000000000\n"
-        "tensor residual f32 [tokens,8] 0\n"
-        "tensor seq_offsets u32 [tokens+1] -\n"
-        "tensor outputs bool [tokens] 0\n"
-    )
-    assert CONTRACT.fingerprint() == hashlib.sha256(CONTRACT.text().encode()).digest()
-    spelt = TensorRule("seq_offsets", "u32", (" 1 +tokens",))
-    same = Contract([CONTRACT.tensors[0], spelt, CONTRACT.tensors[2]], {"architecture": "llama", "n_layer": 30})
-    assert same.fingerprint() == CONTRACT.fingerprint()
-    assert Contract(CONTRACT.tensors).fingerprint() != CONTRACT.fingerprint()
-    assert Contract(CONTRACT.tensors[::-1]).fingerprint() != Contract(CONTRACT.tensors).fingerprint()
