@@ -65,7 +65,7 @@ uint64_t now_us() {
 }
 
 //
-// the library's log: the last error is kept for messages, the rest is dropped
+// the library's log: the first error is kept for messages (later ones say that something failed), the rest is dropped
 //
 
 namespace {
@@ -99,8 +99,10 @@ void on_log(ggml_log_level level, const char *text, void *) {
     for (const char *c = text; *c; c++) {
         if (*c != '\n') {
             log.line += *c;
-        } else if (!log.line.empty()) {
-            log.error = log.line;
+        } else {
+            if (log.error.empty()) {
+                log.error = log.line;
+            }
             log.line.clear();
         }
     }
@@ -161,8 +163,16 @@ uint64_t check_file(const std::string &path) {
 
 // The library's sentence, with what it leaves out: which file, and of how many bytes.
 void fail_load(const engine_options &options, int code, uint64_t file_bytes, std::string why) {
-    if (why.empty()) {
-        why = take_log_error();
+    const std::string logged = take_log_error();
+    if (why.empty() || (why.find("failed to load model from") != std::string::npos && !logged.empty())) {
+        why = logged; // the reason, where the exception only says that there is one
+    }
+    for (size_t colon = why.find(": "); colon != std::string::npos; colon = why.find(": ")) {
+        const std::string start = why.substr(0, colon); // the function that complained
+        if (start != "error loading model" && start.find_first_of(" .'") != std::string::npos) {
+            break;
+        }
+        why.erase(0, colon + 2);
     }
     if (why.find(options.path) == std::string::npos) {
         why = options.path + " (" + std::to_string(file_bytes) + " bytes): " + (why.empty() ? "cannot be loaded" : why);

@@ -179,6 +179,6 @@ std::unique_ptr<engine> open_engine(const engine_options &options);
 llama_model_params model_params(const engine_options &options);
 uint64_t check_file(const std::string &path); // there, readable, GGUF; returns its size
 [[noreturn]] void fail_load(const engine_options &options, int code, uint64_t file_bytes, std::string why);
-std::string take_log_error();             // the last error line that the library logged, "" if none
+std::string take_log_error(); // the first error line that the library logged since the last call, "" if none
 
 } // namespace worker

@@ -98,21 +98,34 @@ bool connection::read(void *data, size_t size) {
     return true;
 }
 
-bool connection::write(const uint8_t *data, size_t size) {
-    while (size > 0) {
-        const ssize_t n =
-            is_socket_ ? ::send(out_, data, size, MSG_DONTWAIT | MSG_NOSIGNAL) : ::write(out_, data, size);
-        if (n >= 0) {
-            data += n;
-            size -= (size_t)n;
-        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+bool connection::write(iovec *parts, int count) {
+    while (count > 0) {
+        if (parts->iov_len == 0) {
+            parts++;
+            count--;
+            continue;
+        }
+        msghdr message = {};
+        message.msg_iov = parts;
+        message.msg_iovlen = (decltype(message.msg_iovlen))count;
+        ssize_t n = is_socket_ ? sendmsg(out_, &message, MSG_DONTWAIT | MSG_NOSIGNAL) : writev(out_, parts, count);
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
             pollfd wait = {out_, POLLOUT, 0};
-            const int ready = poll(&wait, 1, write_timeout_ms_);
-            if (ready == 0) {
+            if (poll(&wait, 1, write_timeout_ms_) == 0) {
                 return false;
             }
-        } else if (errno != EINTR) {
+        } else if (n < 0 && errno != EINTR) {
             return false;
+        }
+        while (n > 0) {
+            const size_t taken = std::min((size_t)n, parts->iov_len);
+            parts->iov_base = (uint8_t *)parts->iov_base + taken;
+            parts->iov_len -= taken;
+            n -= (ssize_t)taken;
+            if (parts->iov_len == 0) {
+                parts++;
+                count--;
+            }
         }
     }
     return true;
@@ -120,20 +133,20 @@ bool connection::write(const uint8_t *data, size_t size) {
 
 bool connection::send(uint16_t type, uint64_t request, const std::string &text, const uint8_t *bundle,
                       size_t bundle_size) {
-    // header and text in one piece: most messages are one system call
-    std::vector<uint8_t> start(HEADER_BYTES + text.size());
-    memcpy(start.data(), magic, sizeof(magic));
-    store_le(start.data() + 4, 2, type);
-    store_le(start.data() + 8, 8, request);
-    store_le(start.data() + 16, 4, text.size());
-    store_le(start.data() + 24, 8, bundle_size);
-    memcpy(start.data() + HEADER_BYTES, text.data(), text.size());
+    uint8_t header[HEADER_BYTES] = {};
+    memcpy(header, magic, sizeof(magic));
+    store_le(header + 4, 2, type);
+    store_le(header + 8, 8, request);
+    store_le(header + 16, 4, text.size());
+    store_le(header + 24, 8, bundle_size);
 
+    // in one call, so that the peer wakes once
+    iovec parts[] = {{header, sizeof(header)}, {(void *)text.data(), text.size()}, {(void *)bundle, bundle_size}};
     std::lock_guard<std::mutex> lock(write_mutex_);
     if (!alive_) {
         return false;
     }
-    if (!write(start.data(), start.size()) || !write(bundle, bundle_size)) {
+    if (!write(parts, 3)) {
         drop();
         return false;
     }

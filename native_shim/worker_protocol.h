@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include <sys/uio.h>
+
 namespace worker {
 
 constexpr size_t HEADER_BYTES = 32;
@@ -53,7 +55,7 @@ public:
     bool greeted = false; // hello has been answered; only the computing thread looks at it
 
 private:
-    bool write(const uint8_t *data, size_t size);
+    bool write(iovec *parts, int count);
 
     int in_, out_;
     bool is_socket_;
