@@ -3,6 +3,8 @@ alone, it is built once whoever asks, and what stands is what was asked for."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import io
 import json
@@ -47,6 +49,24 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads ELF files
 def tools(runner: Runner) -> list[str]:
     """The names of the programs that ran."""
     return [os.path.basename(command[0]) for command in runner.commands]
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that ``pid`` started, and those that they started."""
+    pairs = []
+    if Path("/proc/self/stat").exists():  # ps is not on every small machine
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                pairs.append((int(path.parent.name), int(path.read_text().rpartition(")")[2].split()[1])))
+    else:
+        text = subprocess.run(["ps", "-axo", "pid=,ppid="], check=True, stdout=subprocess.PIPE, text=True).stdout
+        for line in text.splitlines():
+            child, of = line.split()
+            pairs.append((int(child), int(of)))
+    found = [pid]
+    for parent in found:
+        found += [child for child, of in pairs if of == parent]
+    return found[1:]
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -548,17 +568,28 @@ def test_two_builds_at_once_do_it_once(tiny: Tiny) -> None:
     assert tiny.log().count("Building CXX object") == 2
 
 
-@pytest.mark.parametrize("whole_group", [True, False], ids=["everything killed", "builder killed alone"])
-def test_build_killed_in_the_middle_is_completed_by_the_next(tiny: Tiny, whole_group: bool) -> None:
+@pytest.mark.parametrize(
+    ("how", "everything"),
+    [(signal.SIGKILL, True), (signal.SIGKILL, False), (signal.SIGTERM, False), (signal.SIGINT, False)],
+    ids=["everything killed", "builder killed alone", "builder ended", "builder interrupted"],
+)
+def test_build_killed_in_the_middle_is_completed_by_the_next(tiny: Tiny, how: signal.Signals, everything: bool) -> None:
     """Half a library taken for a whole one; a compiler that was left running and writes beside the next."""
     first = tiny.start()
     until(tiny.reached, "the build to reach the gate")
-    if whole_group:
-        os.killpg(first.pid, signal.SIGKILL)
-    else:
-        first.kill()
+    started = descendants(first.pid)
+    assert len(started) >= 2  # cmake, ninja or make, the gate
+    first.send_signal(how)
+    if everything:
+        for pid in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, how)
     first.communicate()
     (place,) = (tiny.cache / "builds").iterdir()
+    if how == signal.SIGINT:
+        # Ctrl-C: whatever was started has ended too, or it would hold the lock still.
+        with open(tiny.cache / "locks" / f"{place.name}.lock", "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert not (place / "complete.json").exists()
     assert (place / "unfinished.json").exists()
     tiny.open_gate()

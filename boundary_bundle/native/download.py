@@ -54,6 +54,7 @@ def pip_download(item: Download, into: Path, reporter: Reporter, runner: Runner)
             # pip writes the file it is receiving under TMPDIR, which makes its growth visible.
             env=build_environment(TMPDIR=str(scratch), PYTHONUNBUFFERED="1"),
             text=True,
+            start_new_session=True,
         )
         try:
             status = _watch(child, scratch, item, step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -173,6 +174,8 @@ class Runner:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     pass_fds=() if lock is None else (lock.fileno(),),
+                    # cmake starts ninja and make starts the compiler; stop() must reach them all.
+                    start_new_session=True,
                     text=True,
                     errors="replace",
                 )
@@ -196,15 +199,15 @@ class Runner:
 
 
 def stop(child: subprocess.Popen[str]) -> None:
-    """End a child that is still running: ask, then insist."""
+    """End a child that is still running, and what it started in its session: ask, then insist."""
     if child.poll() is not None:
         return
-    child.terminate()
-    try:
-        child.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, how)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=10)
+            return
 
 
 class Lock:
