@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from boundary_bundle.native import NativeBuild, build, ensure_model
+from boundary_bundle.shards import WorkerPool, tiny_models
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +27,16 @@ def unpatched_build() -> NativeBuild:
 def smollm2() -> Path:
     """The GGUF file of SmolLM2-135M-Instruct (Q4_1, 30 layers, tied embeddings)."""
     return ensure_model()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tiny llama file of each variant, by name."""
+    return tiny_models.write_all(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[WorkerPool]:
+    """Workers that stay up between tests and examples."""
+    with WorkerPool() as workers:
+        yield workers

@@ -14,6 +14,7 @@ from .batch import Batch, Layout
 from .check import CheckedRelay, Fault
 from .pipeline import Generation, Pipeline, PipelineError, Relay, Step, count_differing, generate
 from .plan import ModelFile, Plan, PlanError, make_plan, parse_cuts, read_model_file
+from .pool import WorkerPool
 from .worker import Description, LocalWorker, Reply, Settings, Worker, WorkerError, close_workers, start_workers
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Step",
     "Worker",
     "WorkerError",
+    "WorkerPool",
     "close_workers",
     "count_differing",
     "generate",

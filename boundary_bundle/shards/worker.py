@@ -321,6 +321,11 @@ class LocalWorker(Worker):
         """Process id of the worker."""
         return int(self._process.pid)
 
+    @property
+    def alive(self) -> bool:
+        """Whether requests can be sent: not closed, and the process has not ended."""
+        return not self._closed and self._lost is None and self._process.poll() is None
+
     def ready(self, timeout: float | None = None) -> LocalWorker:
         """Wait until the model is loaded and hello is answered. Raises WorkerError."""
         self.hello = self._greeting.result(timeout).text
