@@ -28,6 +28,7 @@ from .errors import (
     Truncated,
     Unsupported,
 )
+from .prepared import PreparedDecoder, PreparedEncoder
 
 __version__ = "0.1.0"
 
@@ -52,6 +53,8 @@ __all__ = [
     "MalformedFrame",
     "MalformedHead",
     "OverLimit",
+    "PreparedDecoder",
+    "PreparedEncoder",
     "Tensor",
     "TensorInfo",
     "TensorRule",
