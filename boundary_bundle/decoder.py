@@ -39,6 +39,9 @@ _ORDERS: Final = {layout.LITTLE: "little", layout.BIG: "big"}
 _ZERO_3: Final = bytes(3)
 _N_TOKENS: Final = ATTRIBUTES["n_tokens"][0]
 _BOOL: Final = DTYPE_BY_CODE[32]
+#: Units and payloads up to this size are put together in the simplest way. Beyond it
+#: memory follows the bytes that came in steps of at most this size.
+_STEP: Final = 1 << 20
 
 _frame_header = layout.frame_header.unpack_from
 _head_fixed = layout.head_fixed.unpack_from
@@ -545,7 +548,8 @@ class _Open:
                 return info.name
         return ""  # pragma: no cover - called only when one is missing
 
-    def bundle(self) -> Bundle:
+    def bundle(self, release: bool) -> Bundle:
+        """The bundle; with ``release`` fragments hold memory that is to be given back soon."""
         head = self.head
         tensors = []
         for index, info in enumerate(head.tensors):
@@ -557,8 +561,11 @@ class _Open:
                 if info.fragments == 1:
                     data = parts[0]
                 else:
-                    data = b"".join(parts[offset] for offset in sorted(parts))
-                    parts.clear()
+                    if release and info.payload_bytes > _STEP:
+                        data = _assemble(parts, info.payload_bytes)
+                    else:
+                        data = b"".join([parts[offset] for offset in sorted(parts)])
+                        parts.clear()
             array = from_payload(data, info.row, info.shape, info.byte_order)
             tensors.append(Tensor._of_info(info, array))
         return Bundle(
@@ -734,7 +741,7 @@ class _Engine:
                 self._take_fragment(p, number, a, b, body, info, state, keep)
             elif kind == layout.END and state is not None:
                 del self.open[number]
-                ready = state.bundle()
+                ready = state.bundle(not self.single)
                 if self.single:
                     self.ready = ready
                     return frame_end
@@ -885,6 +892,42 @@ def decode(
     return ready
 
 
+class _Growing:
+    """Bytes that come in pieces, up to a known number.
+
+    Memory follows what has come, by at most _STEP ahead and never beyond ``limit``:
+    a bytearray would run up to an eighth ahead, 128 MB of a gigabyte.
+    """
+
+    __slots__ = ("array", "limit", "size")
+
+    def __init__(self, limit: int, start: Buffer = b"") -> None:
+        self.array = np.empty(len(start), np.uint8)
+        self.limit = limit
+        self.size = 0
+        self.add(start)
+
+    def add(self, part: Buffer) -> None:
+        end = self.size + len(part)
+        if end > self.array.size:
+            ahead = min(max(end, 4096), _STEP)
+            # Nothing else looks at this memory yet: views are made when all has come.
+            self.array.resize(min(self.limit, end + ahead), refcheck=False)
+        self.array[self.size : end] = np.frombuffer(part, np.uint8)
+        self.size = end
+
+    def view(self) -> memoryview:
+        return self.array.data.toreadonly()
+
+
+def _assemble(parts: dict[int, memoryview], size: int) -> memoryview:
+    """The fragments of a payload of ``size`` bytes in order; each is let go as it is copied."""
+    whole = _Growing(size)
+    for offset in sorted(parts):
+        whole.add(parts.pop(offset))
+    return whole.view()
+
+
 class Decoder:
     """Incremental decoder: bytes in, events out, in whatever pieces they come.
 
@@ -906,7 +949,7 @@ class Decoder:
             raise ValueError(f"conformance is {conformance!r}, not 'core' or 'stream'")
         self._events: list[Event] = []
         self._engine = _Engine(conformance == "core", limits, require_checksums, contract, self._events)
-        self._pending = bytearray()
+        self._pending: bytearray | _Growing = bytearray()
         self._taken = 0
         self._error: BundleError | None = None
         self._finished = False
@@ -914,7 +957,11 @@ class Decoder:
     @property
     def need(self) -> int:
         """How many more bytes complete the next unit (at least 1)."""
-        return self._engine.need - len(self._pending)
+        return self._engine.need - self._held()
+
+    def _held(self) -> int:
+        pending = self._pending
+        return pending.size if isinstance(pending, _Growing) else len(pending)
 
     @property
     def open_bundles(self) -> list[int]:
@@ -948,29 +995,38 @@ class Decoder:
         base = self._taken
         self._taken += len(piece)
         pos = 0
-        while self._pending:
+        while held := self._held():
             # Only up to the end of the next unit: each byte is copied once.
-            part = piece[pos : pos + engine.need - len(self._pending)]
-            self._pending += part
+            part = piece[pos : pos + engine.need - held]
             pos += len(part)
-            size = len(self._pending)
+            if isinstance(self._pending, _Growing):
+                self._pending.add(part)
+            elif engine.need > _STEP:
+                self._pending = _Growing(engine.need, self._pending)
+                self._pending.add(part)
+            else:
+                self._pending += part
+            size = held + len(part)
             if size < engine.need:
                 return
-            # An exported bytearray cannot grow, so the small units are copied out.
-            unit = self._pending if size > _HEADER else bytes(self._pending)
-            if engine.run(memoryview(unit).toreadonly(), 0, base + pos - size, 0):
+            if isinstance(self._pending, _Growing):
+                unit = self._pending.view()
+            else:
+                # An exported bytearray cannot grow, so the small units are copied out.
+                unit = memoryview(self._pending if size > _HEADER else bytes(self._pending)).toreadonly()
+            if engine.run(unit, 0, base + pos - size, 0):
                 # Fragments may be views of the old buffer: it is left to them.
                 self._pending = bytearray()
         # What the piece holds whole is not copied at all.
         pos = engine.run(piece, pos, base, (len(piece) + 1) // 2)
-        self._pending += piece[pos:]
+        self._pending = bytearray(piece[pos:])
 
     def finish(self) -> None:
         """Say that the input has ended. Raises ``truncated``, or an earlier error."""
         if self._error is not None:
             raise copy.copy(self._error)
         self._finished = True
-        if self._pending or self._engine.open:
+        if self._held() or self._engine.open:
             error = failure("truncated", self._taken, self._engine.frames, field="input")
             self._fail(error)
             raise error
