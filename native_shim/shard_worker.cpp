@@ -25,6 +25,9 @@
 #include <thread>
 
 #include <fcntl.h>
+#ifdef __linux__
+#include <sched.h>
+#endif
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -41,10 +44,11 @@ const char usage[] =
     "usage: shard_worker --model FILE [--range START:END] [--threads N] [--ctx N] [--batch N] [--ubatch N] [--seqs N]\n"
     "                    [--kv-unified] [--flash-attn on|off] [--type-k f16|q8_0|f32] [--type-v f16|q8_0|f32]\n"
     "                    [--no-mmap] [--mlock] [--socket PATH | --stdio] [--max-bundle BYTES]\n"
-    "                    [--poll 0..100] [--write-timeout SECONDS] [--verbose]\n"
+    "                    [--poll 0..100] [--no-pin] [--write-timeout SECONDS] [--verbose]\n"
     "Runs layers START to END (not included; -1: all) of a GGUF model. Speaks the protocol of spec/worker-protocol.md\n"
     "on its standard streams, or on a Unix socket that it makes. --poll: how long an idle thread of the pool spins\n"
-    "before it sleeps. --write-timeout: how long a peer may take no byte of an answer before it is cut off.\n";
+    "before it sleeps. --no-pin: do not give each thread a processor of its own where there are as many threads as\n"
+    "processors. --write-timeout: how long a peer may take no byte of an answer before it is cut off.\n";
 
 //
 // options
@@ -139,6 +143,8 @@ options parse_options(int argc, char **argv) {
             o.engine.mmap = false;
         } else if (name == "--mlock") {
             o.engine.mlock = true;
+        } else if (name == "--no-pin") {
+            o.engine.pin = false;
         } else if (name == "--verbose") {
             o.engine.verbose = true;
         } else if (name == "--socket") {
@@ -278,9 +284,30 @@ void watch_parent(pid_t parent) {
 std::atomic<int> open_connections{0};
 constexpr int MAX_CONNECTIONS = 64;
 
+// The computing thread may have a processor of its own; a reader that inherited it would wait for it.
+class processors {
+public:
+#ifdef __linux__
+    processors() { known_ = sched_getaffinity(0, sizeof(set_), &set_) == 0; }
+    void use_all() const {
+        if (known_) {
+            sched_setaffinity(0, sizeof(set_), &set_);
+        }
+    }
+
+private:
+    cpu_set_t set_;
+    bool known_;
+#else
+    void use_all() const {}
+#endif
+};
+const processors at_start;
+
 void serve(const std::shared_ptr<connection> &peer, request_queue &queue, uint64_t max_bundle) {
     open_connections++;
     std::thread([peer, &queue, max_bundle] {
+        at_start.use_all();
         read_messages(peer, queue, max_bundle);
         open_connections--;
     }).detach();

@@ -13,6 +13,9 @@
 #include <mutex>
 
 #include <fcntl.h>
+#ifdef __linux__
+#include <sched.h>
+#endif
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -180,6 +183,27 @@ void fail_load(const engine_options &options, int code, uint64_t file_bytes, std
     throw failure{code, std::move(why), "", 0};
 }
 
+// Threads of a graph wait for each other by spinning. When two of them are woken on the same processor, each has to wait
+// until the scheduler takes it from the other, at every node of the graph: a token then takes a hundred times as long, and
+// a thread that has just slept, as in a worker whose turn has come, is woken there often. With a thread for every
+// processor that we may use, each gets its own. With fewer, the scheduler has room and a fixed place would only be in the
+// way of other workers.
+static void pin_threads(ggml_threadpool_params &pool) {
+#ifdef __linux__
+    cpu_set_t allowed;
+    if (pool.n_threads < 2 || sched_getaffinity(0, sizeof(allowed), &allowed) != 0 ||
+        CPU_COUNT(&allowed) != pool.n_threads) {
+        return;
+    }
+    for (int i = 0; i < CPU_SETSIZE && i < GGML_MAX_N_THREADS; i++) {
+        pool.cpumask[i] = CPU_ISSET(i, &allowed);
+    }
+    pool.strict_cpu = true;
+#else
+    (void)pool;
+#endif
+}
+
 void engine::start() {
     const engine_options &o = options_;
     if (ggml_is_quantized(o.type_v) && !o.flash_attn) {
@@ -223,6 +247,9 @@ void engine::start() {
     }
     ggml_threadpool_params pool = ggml_threadpool_params_default(o.threads);
     pool.poll = o.poll;
+    if (o.pin) {
+        pin_threads(pool);
+    }
     pool_ = pool_new(&pool);
     if (!pool_) {
         fail(CODE_LOAD, "no pool of %d threads could be made", o.threads);

@@ -60,6 +60,7 @@ struct engine_options {
     int32_t end = -1; // -1: all
     int32_t threads = 1;
     uint32_t poll = 0; // how long a pool thread spins for work before it sleeps, as in ggml_threadpool_params
+    bool pin = true;   // one processor a thread, where there is a thread for every processor
     uint32_t ctx = 1024;
     uint32_t batch = 512;
     uint32_t ubatch = 512;
