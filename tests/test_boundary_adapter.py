@@ -6,21 +6,18 @@ blames the wrong thing, rows in another order than the batch's, and a layout tha
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from drive import Conversation
 
 from boundary_bundle import Bundle, BundleError, Tensor, decode, encode
 from boundary_bundle.native import NativeBuild
 from boundary_bundle.shards import Batch, Description, Layout, LocalWorker, Settings, WorkerError, WorkerPool
 from boundary_bundle.shards.check import relaid
 from boundary_bundle.shards.protocol import Type
-
-sys.path.insert(0, str(Path(__file__).parent / "shards"))
-from drive import Conversation
 
 pytestmark = pytest.mark.shards
 

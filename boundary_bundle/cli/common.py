@@ -23,7 +23,6 @@ from ..shards import (
     Pipeline,
     Plan,
     Settings,
-    WorkerError,
     close_workers,
     start_workers,
 )
@@ -244,11 +243,6 @@ def require_room(settings: Settings, n_prompt: int, n_tokens: int) -> None:
 def rate(value: float | None) -> float | None:
     """Tokens per second, rounded for output."""
     return None if value is None else round(value, 3)
-
-
-def error_of(error: BaseException) -> str:
-    """The sentence of an error, for a place where raising is not wanted."""
-    return error.message if isinstance(error, WorkerError) else str(error)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

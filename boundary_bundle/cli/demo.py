@@ -90,10 +90,10 @@ def _tables(running: Run, generation: Generation, file_bytes: int) -> None:
         start, end = shard["range"]
         rows.append([f"{place + 1}", f"{start} to {end - 1}", *_megabytes(shard), f"{generation.shard_ms(place):.2f}"])
     start, end = whole["range"]
-    reference_ms = 1000 * sum(generation.reference_seconds) / max(1, len(generation.reference_seconds))
-    rows.append(["unsplit", f"{start} to {end - 1}", *_megabytes(whole), f"{reference_ms:.2f}"])
+    compute = generation.reference_ms
+    rows.append(["unsplit", f"{start} to {end - 1}", *_megabytes(whole), "-" if compute is None else f"{compute:.2f}"])
     print_table(
-        f"shards (MB; the file has {file_bytes / _MB:.1f}; ms a token)",
+        f"shards (MB; the file has {file_bytes / _MB:.1f}; ms: median computing time of a token)",
         ["shard", "layers", "resident", "weights", "KV", "ms"],
         rows,
     )

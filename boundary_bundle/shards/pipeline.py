@@ -6,7 +6,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -198,7 +198,7 @@ class Generation:
     logits_differing: int = 0
     prompt_steps: list[Step] = field(default_factory=list)
     decode_steps: list[Step] = field(default_factory=list)
-    reference_seconds: list[float] = field(default_factory=list)
+    reference_steps: list[Step] = field(default_factory=list)
 
     @property
     def steps(self) -> int:
@@ -207,12 +207,12 @@ class Generation:
     @property
     def tokens_per_second(self) -> float | None:
         """None when no step of one token was made."""
-        return _rate([step.seconds for step in self.decode_steps])
+        return _rate(self.decode_steps)
 
     @property
     def reference_tokens_per_second(self) -> float | None:
         """The reference's speed over the same steps."""
-        return _rate(self.reference_seconds)
+        return _rate(self.reference_steps)
 
     @property
     def all_steps(self) -> list[Step]:
@@ -220,8 +220,12 @@ class Generation:
 
     def shard_ms(self, shard: int) -> float:
         """Median computing time of one shard over the steps of one token, in milliseconds."""
-        steps = self.decode_steps or self.prompt_steps
-        return statistics.median(step.shards[shard].compute_us for step in steps) / 1000
+        return _compute_ms(self.decode_steps or self.prompt_steps, shard)
+
+    @property
+    def reference_ms(self) -> float | None:
+        """Median computing time of the reference over the same steps; None when there are none."""
+        return _compute_ms(self.reference_steps, 0) if self.reference_steps else None
 
     def hop(self, hop: int) -> HopTime:
         """Means over every bundle that crossed one hop."""
@@ -235,8 +239,12 @@ class Generation:
         )
 
 
-def _rate(seconds: Sequence[float]) -> float | None:
-    return len(seconds) / sum(seconds) if seconds else None
+def _rate(steps: Sequence[Step]) -> float | None:
+    return len(steps) / sum(step.seconds for step in steps) if steps else None
+
+
+def _compute_ms(steps: Sequence[Step], shard: int) -> float:
+    return statistics.median(step.shards[shard].compute_us for step in steps) / 1000
 
 
 def count_differing(ours: Logits, theirs: Logits) -> int:
@@ -274,18 +282,18 @@ def generate(
         raise PipelineError(f"a prompt of {len(prompt)} tokens and {n_tokens} more do not fit a context of {room}")
     result = Generation(list(prompt))
 
-    def run(batch: Batch, steps: list[Step], reference_seconds: list[float] | None) -> Step:
+    def run(batch: Batch, steps: list[Step], reference_steps: list[Step]) -> list[int]:
         step = pipeline.decode(batch, logits=reference is not None)
-        steps.append(step)
+        # Rows of logits are large; what is kept of a step is its times.
+        steps.append(replace(step, logits=None))
         if reference is not None:
             theirs = reference.decode(batch, logits=True)
+            reference_steps.append(replace(theirs, logits=None))
             assert step.logits is not None
             assert theirs.logits is not None
             result.logits_compared += step.logits.size
             result.logits_differing += count_differing(step.logits, theirs.logits)
-            if reference_seconds is not None:
-                reference_seconds.append(theirs.seconds)
-        return step
+        return step.sampled
 
     pipeline.clear()
     if reference is not None:
@@ -293,8 +301,8 @@ def generate(
     for start in range(0, len(prompt), batch_size):
         part = prompt[start : start + batch_size]
         outputs = "all" if all_logits else "last" if start + len(part) == len(prompt) else "none"
-        step = run(Batch.of_sequence(part, start, outputs=outputs), result.prompt_steps, None)
-    token = step.sampled[-1]
+        sampled = run(Batch.of_sequence(part, start, outputs=outputs), result.prompt_steps, [])
+    token = sampled[-1]
     while True:
         result.tokens.append(token)
         if on_token is not None:
@@ -303,4 +311,4 @@ def generate(
             return result
         position = len(prompt) + len(result.tokens) - 1
         batch = Batch.of_sequence([token], position)
-        token = run(batch, result.decode_steps, result.reference_seconds).sampled[-1]
+        token = run(batch, result.decode_steps, result.reference_steps)[-1]
