@@ -258,7 +258,9 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         except ImportError:
             pass
         else:
-            table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, header_style="cyan")
+            # Not the table's own title, which would wrap at the table's width.
+            print_styled(title, "bold")
+            table = Table(box=SIMPLE_HEAD, header_style="cyan")
             for place, column in enumerate(columns):
                 table.add_column(column, justify="right" if place else "left", no_wrap=place == 0)
             for row in rows:
@@ -283,6 +285,6 @@ def print_styled(text: str, style: str) -> None:
         except ImportError:
             pass
         else:
-            Console().print(text, style=style, markup=False, highlight=False)
+            Console().print(text, style=style, markup=False, highlight=False, soft_wrap=True)
             return
     print(text)
