@@ -33,6 +33,16 @@ def residual(tokens: int, width: int = 4) -> T:
 def make(book: Book) -> None:
     good = book.good
     good(
+        "14",
+        "example",
+        "The bundle that section 14 explains byte by byte.",
+        B(
+            (T("residual", "f32", (2, 1), struct.pack("<2f", 1.5, -2.0), axis=0),),
+            (A(0x0002, "text", b"llama"), A(0x8006, "u64", u64(2))),
+            number=5,
+        ),
+    )
+    good(
         "5.1",
         "decode-step",
         "One token of one sequence: the bundle of a decode step.",
