@@ -1,7 +1,9 @@
-"""The command line: ``boundary-bundle run | demo | describe``, one module a command.
+"""The command line: one module a command.
 
-Exit status 0: done. 1: a logit of the split run differs from the unsplit one. 2: it could not be done, for
-the reason on standard error. 130: interrupted.
+``run``, ``demo``, ``describe`` drive models; ``inspect``, ``validate``, ``diff``, ``convert`` take files.
+
+Exit status 0: done, or yes. 1: no, such as a logit that differs from the unsplit run's, or an invalid file.
+2: it could not be done, for the reason on standard error. 130: interrupted.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any, NoReturn
 
 from ..native import NativeError
 from ..shards import PipelineError, PlanError, WorkerError
-from . import demo, describe, run
+from . import convert, demo, describe, diff, inspect, run, validate
 from .common import CommandError
 
 __all__ = ["main"]
@@ -27,9 +29,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="boundary-bundle", description="Run one model split by layers over several processes.")
-    commands: Any = parser.add_subparsers(dest="command", metavar="run|demo|describe", required=True)
-    for module in (run, demo, describe):
+    parser = _Parser(
+        prog="boundary-bundle",
+        description="Run one model split by layers over several processes; look at what passes between them.",
+    )
+    commands: Any = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for module in (run, demo, describe, inspect, validate, diff, convert):
         module.add_command(commands)
     return parser
 
