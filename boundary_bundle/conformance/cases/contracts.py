@@ -332,6 +332,16 @@ def make(book: Book) -> None:
     )
     bad(
         "contract_shape",
+        "rank-above",
+        "A dimension more, after those that the contract names.",
+        B((residual, T("positions", "i32", (3, 1), axis=0), offsets), attributes).encode(),
+        "contract_shape",
+        None,
+        contract=FULL,
+        names={"tensor": "positions"},
+    )
+    bad(
+        "contract_shape",
         "number",
         "Another number.",
         B((T("residual", "f32", (3, 5), axis=0), positions, offsets), attributes).encode(),
