@@ -6,18 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .. import (
-    ANY,
-    AnyValue,
     Attribute,
     Bundle,
     BundleError,
-    Contract,
     Limits,
-    TensorRule,
     bits_equal,
     decode,
     encode,
 )
+from .. import contract as contract_module
 from .. import decoder as decoder_module
 from ..bundle import ATTRIBUTE_TYPES, ATTRIBUTES, REGISTERED_KEYS
 from .vectors import ExpectedBundle, Vector
@@ -26,20 +23,20 @@ from .vectors import ExpectedBundle, Vector
 Outcome = tuple[list[Bundle], BundleError | None]
 
 
-def contract_of(vector: Vector, contract_class: type[Contract] = Contract) -> Contract | None:
-    """The vector's contract as an object, or None."""
+def contract_of(vector: Vector, module: Any = contract_module) -> Any:
+    """The vector's contract as a Contract of ``module``, or None."""
     raw = vector.contract
     if raw is None:
         return None
-    rules = [TensorRule(row["name"], row["dtype"], row["shape"], row["token_axis"]) for row in raw["tensors"]]
+    rules = [module.TensorRule(row["name"], row["dtype"], row["shape"], row["token_axis"]) for row in raw["tensors"]]
     attributes: dict[Any, Any] = {}
     for row in raw["attributes"]:
         key = row["key"]
         if row["raw"] is None:
-            attributes[key] = ANY if key in REGISTERED_KEYS else AnyValue(row["type"])
+            attributes[key] = module.ANY if key in REGISTERED_KEYS else module.AnyValue(row["type"])
         else:
             attributes[key] = Attribute(key, ATTRIBUTE_TYPES[row["type"]], bytes.fromhex(row["raw"])).value
-    return contract_class(rules, attributes)
+    return module.Contract(rules, attributes)
 
 
 def cut(data: bytes, sizes: Sequence[int]) -> Iterator[bytes]:
@@ -55,18 +52,18 @@ def run(
     way: str,
     sizes: Sequence[int] | None = None,
     module: Any = decoder_module,
-    contract_class: type[Contract] = Contract,
+    contracts: Any = contract_module,
 ) -> Outcome:
     """Decode a vector's input as 'one', 'core' or 'stream'.
 
     ``sizes`` are those of the pieces, whole when absent. ``module`` holds ``decode``
-    and ``Decoder``; ``contract_class`` compares. An exception that is no BundleError is
+    and ``Decoder``; ``contracts`` is the module of the contract. An exception that is no BundleError is
     the caller's.
     """
     options = {
         "limits": Limits(**vector.limits),
         "require_checksums": "require_checksums" in vector.flags,
-        "contract": contract_of(vector, contract_class),
+        "contract": contract_of(vector, contracts),
     }
     data = vector.data
     bundles: list[Bundle] = []

@@ -370,6 +370,18 @@ def make(book: Book) -> None:
         contract=FULL,
         names={"tensor": "residual"},
     )
+    later = contract(
+        [("a", "u8", ("n+1",), None), ("b", "u8", ("n",), None)],
+        [],
+        "boundary-bundle contract 1\ntensor a u8 [n+1] -\ntensor b u8 [n] -\n",
+    )
+    good(
+        "5.3",
+        "sum-first",
+        "A symbol does not get its value from n+1, although it stands there first and with no other symbol.",
+        B((T("a", "u8", (4,)), T("b", "u8", (3,)))),
+        contract=later,
+    )
     free = contract(
         [("a", "u8", ("n", "4"), None), ("b", "u8", ("n",), None)],
         [],

@@ -54,6 +54,7 @@ def make(book: Book) -> None:
         b"GGUF\3\0\0\0",
         "bad_magic",
         0,
+        pieces=[7, 1],
     )
     bad("A1", "second-frame", "After a frame that was good.", H + bytes(8), "bad_magic", 128)
     bad("A1", "at-the-end", "An end frame without the magic.", H + F + PLAIN.end(magic=bytes(8)), "bad_magic", 256)

@@ -184,20 +184,20 @@ def make(book: Book) -> None:
         "attribute_block",
         Q + 12,
     )
-    for size in (1, 8, 32, 63, 65, 96, 2**64 - 1):
+    for size in (1, 2, 4, 8, 16, 32, 63, 65, 96, 2**64 - 1):
         bad(
             "D7",
             f"size-{size}",
-            f"A fragment size of {size} is no multiple of 64.",
-            PLAIN.head(fragment_size=size) + REST,
+            f"A fragment size of {size} is no multiple of 64; no dtype is asked.",
+            B(fragment_size=size).encode(),
             "fragment_size",
             Q + 16,
         )
     bad(
         "D7",
-        "no-tensors",
-        "Also when no tensor is to be cut.",
-        head(fragment_size=4) + B().end(),
+        "divisible",
+        "Also when every dtype's block divides it.",
+        B((T("x", "u8", (65,)),), fragment_size=65).encode(),
         "fragment_size",
         Q + 16,
     )

@@ -345,6 +345,14 @@ def records(book: Book) -> None:
         "tensor_name",
         R + 4,
     )
+    bad(
+        "D13",
+        "eight-bytes",
+        "A record of 8 bytes that fills its table: D10 lets it pass.",
+        head(record(b"", ())) + end(),
+        "tensor_name",
+        R + 4,
+    )
     bad("D14", "rank", "One dimension more than there is.", head(record(rank=2)) + REST, "tensor_table", R)
     bad(
         "D14",
@@ -483,6 +491,14 @@ def sizes(book: Book) -> None:
         "first-of-two",
         "The first of two dimensions is reported.",
         head(record(dims=(1, 2**31, 2**63))),
+        "limit_dimension",
+        R + 16,
+    )
+    bad(
+        "D19",
+        "after-the-largest",
+        "A dimension at the limit is not the one that is over it.",
+        head(record(dims=(2**31 - 1, 2**31))),
         "limit_dimension",
         R + 16,
     )
