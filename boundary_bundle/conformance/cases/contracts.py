@@ -382,6 +382,16 @@ def make(book: Book) -> None:
         B((T("a", "u8", (4,)), T("b", "u8", (3,)))),
         contract=later,
     )
+    bad(
+        "contract_shape",
+        "giver-has-another-rank",
+        "n+1 of a is not compared, since b, which should say what n is, has another rank: b is named.",
+        B((T("a", "u8", (4,)), T("b", "u8", (3, 1)))).encode(),
+        "contract_shape",
+        None,
+        contract=later,
+        names={"tensor": "b"},
+    )
     free = contract(
         [("a", "u8", ("n", "4"), None), ("b", "u8", ("n",), None)],
         [],
