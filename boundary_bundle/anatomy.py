@@ -8,6 +8,7 @@ it names.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -205,12 +206,13 @@ class _Walker:
         end = body + header.body_length
         if frame.kind == "head":
             yield from self._head_rows(body, header.body_length)
-            # Everything up to here is before the damage, so the head is sound.
             if end <= self.stop:
-                head = check_head(self.view, body, header.body_length, 0, self.limits)
-                head.number, head.minor, head.offset = header.bundle_number, header.minor, at
-                self.open[head.number] = head
-                self.heads.append(head)
+                # Refused when the input ends in the padding: then nothing has been checked yet.
+                with contextlib.suppress(BundleError):
+                    head = check_head(self.view, body, header.body_length, 0, self.limits)
+                    head.number, head.minor, head.offset = header.bundle_number, header.minor, at
+                    self.open[head.number] = head
+                    self.heads.append(head)
         elif header.body_length:
             yield self._payload_row(frame, header, body)
         if frame.kind == "end":
@@ -291,6 +293,9 @@ class _Walker:
         for index in range(fixed.tensor_count):
             if at + layout.tensor_fixed.size > table_end:
                 break
+            if at + layout.tensor_fixed.size > len(self.view):
+                yield from self._record(layout.TENSOR_FIXED, at, f"tensor {index}", _tensor_meaning)
+                return
             record = layout.TENSOR_FIXED.parse(bytes(self.view[at : at + layout.tensor_fixed.size]))
             name_at = at + layout.tensor_fixed.size + 8 * record.rank
             raw = bytes(self.view[name_at : name_at + record.name_length])
@@ -307,15 +312,19 @@ class _Walker:
             at += layout.pad8(size)
         if at < table_end:
             yield self._row(at, table_end - at, "tensor table", "tensor table", "", "not filled by its records")
-        at = table_end
+        at = max(at, table_end)
         for _ in range(fixed.attribute_count):
             if at + layout.attribute_fixed.size > q + length:
                 break
+            if at + layout.attribute_fixed.size > len(self.view):
+                yield from self._record(layout.ATTRIBUTE_FIXED, at, "attribute", _attribute_meaning)
+                return
             attribute = layout.ATTRIBUTE_FIXED.parse(bytes(self.view[at : at + layout.attribute_fixed.size]))
             section = f"attribute {_KEY_NAMES.get(attribute.key, f'{attribute.key:#06x}')}"
             yield from self._record(layout.ATTRIBUTE_FIXED, at, section, _attribute_meaning)
             value_at = at + layout.attribute_fixed.size
-            size = attribute.value_length
+            # A longer one is refused at its length, unless the input ends before that is checked.
+            size = min(attribute.value_length, q + length - value_at)
             raw = bytes(self.view[value_at : min(value_at + size, q + length)])
             yield Row(value_at, size, raw, section, "value", *_attribute_value(attribute.type, raw))
             yield from self._record_padding(value_at + size, layout.pad8(size) - size, section)

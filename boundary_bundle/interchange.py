@@ -85,6 +85,9 @@ def _restore(arrays: dict[str, Array], text: str | None) -> Bundle:
             raise ConversionError(f"the bundle's description has the unknown version {told['version']!r}")
         tensors = []
         for entry in told["tensors"]:
+            axis, order = entry["token_axis"], entry["byte_order"]
+            if not (axis is None or type(axis) is int) or order not in ("little", "big"):
+                raise ConversionError(f"tensor {entry['name']!r} has token axis {axis!r} and byte order {order!r}")
             array = arrays.pop(entry["name"])
             row = DTYPES[entry["dtype"]]
             if array.dtype != row.numpy:
@@ -99,8 +102,8 @@ def _restore(arrays: dict[str, Array], text: str | None) -> Bundle:
                     entry["name"],
                     array,
                     dtype=row.name,
-                    token_axis=entry["token_axis"],
-                    byte_order=entry["byte_order"],
+                    token_axis=axis,
+                    byte_order=order,
                 )
             )
         if arrays:
