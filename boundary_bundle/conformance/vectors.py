@@ -15,8 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-#: Where the vectors lie in a checkout.
-FOLDER: Final = Path(__file__).resolve().parents[2] / "spec" / "vectors"
+from ..places import spec_folder
+
+#: Where the vectors lie.
+FOLDER: Final = spec_folder() / "vectors"
 
 
 def expand(recipe: Any) -> bytes:
@@ -190,10 +192,14 @@ def _bundle(raw: dict[str, Any]) -> ExpectedBundle:
 def load(folder: Path = FOLDER) -> Iterator[Vector]:
     """Every vector, by file name and then in the file's order."""
     for path in sorted(folder.glob("*.json")):
-        if path.name == "schema.json":
-            continue
-        for raw in json.loads(path.read_text("utf-8"))["vectors"]:
-            yield Vector(path.stem, raw)
+        if path.name != "schema.json":
+            yield from load_file(path)
+
+
+def load_file(path: Path) -> Iterator[Vector]:
+    """The vectors of one file."""
+    for raw in json.loads(path.read_text("utf-8"))["vectors"]:
+        yield Vector(path.stem, raw)
 
 
 def main() -> int:
