@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from ..native import NativeError
 from ..shards import PipelineError, PlanError, WorkerError
-from . import convert, demo, describe, diff, inspect, run, validate
+from . import convert, demo, describe, diff, inspect, run, shim, validate
 from .common import CommandError
 
 __all__ = ["main"]
@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Run one model split by layers over several processes; look at what passes between them.",
     )
     commands: Any = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (run, demo, describe, inspect, validate, diff, convert):
+    for module in (run, demo, describe, inspect, validate, diff, convert, shim):
         module.add_command(commands)
     return parser
 
