@@ -4,9 +4,10 @@
 #   make demo         a real model over three processes
 #   make test         every test, with both builds of llama.cpp
 #   make check        ruff and mypy
+#   make bench        the codecs against their peers, side by side (BENCH_ARGS="--plot FILE --json FILE")
 #   make clean-cache  remove everything that this project put into its cache folder
 
-.PHONY: help demo test check clean-cache
+.PHONY: help demo test check bench clean-cache
 .DEFAULT_GOAL := help
 # One build at a time; each uses every core by itself.
 .NOTPARALLEL:
@@ -47,6 +48,12 @@ check:
 	"$$venv" -m ruff check .; \
 	"$$venv" -m ruff format --check .; \
 	"$$venv" -m mypy --strict boundary_bundle
+
+bench:
+	@base=; $(FIND_PYTHON); venv=$$("$$base" -I $(BOOTSTRAP) python --no-build) || exit $$?; set -e; \
+	"$$venv" -c 'import google.protobuf, matplotlib, msgpack_numpy, pyarrow, rich, safetensors' 2>/dev/null || \
+		"$$venv" -m pip install --progress-bar off -e '.[bench]'; \
+	exec "$$venv" tests/bench/bench_codec.py $(BENCH_ARGS)
 
 clean-cache:
 	@base=; $(FIND_PYTHON); "$$base" -I $(BOOTSTRAP) clean

@@ -223,6 +223,8 @@ class Attributes(MutableMapping[AttributeKey, AttributeValue]):
         values: Mapping[AttributeKey, AttributeValue] | Mapping[str, AttributeValue] | Iterable[Attribute] = (),
     ) -> None:
         self._records: dict[int, Attribute] = {}
+        if values == ():
+            return
         if isinstance(values, Attributes):
             self._records.update(values._records)
         elif isinstance(values, Mapping):
@@ -427,7 +429,12 @@ class Bundle:
         checksums: bool = True,
     ) -> None:
         self.tensors = list(tensors)
-        self.attributes = attributes if isinstance(attributes, Attributes) else Attributes(attributes)
+        # The exact class first: asking an abstract one costs more than the rest of this.
+        self.attributes = (
+            attributes
+            if type(attributes) is Attributes or (attributes != () and isinstance(attributes, Attributes))
+            else Attributes(attributes)
+        )
         self.number = number
         self.minor = minor
         self.fragment_size = fragment_size

@@ -260,12 +260,11 @@ def check_head(
     r = q + _HEAD
     # Each turn consumes at least 16 bytes or raises, so the count cannot outrun them.
     for index in range(tensor_count):
-        label = f"#{index}"
         if r + _TENSOR > table_end:  # D10
             raise bad("tensor_table", r, "tensor_count", found=tensor_count)
         code, order, rank, axis, name_length, zeros = _tensor_fixed(view, r)
         if rank > limits.rank:  # D11
-            raise bad("limit_rank", r + _T_RANK, "rank", f"<= {limits.rank}", rank, label)
+            raise bad("limit_rank", r + _T_RANK, "rank", f"<= {limits.rank}", rank, f"#{index}")
         if name_length > limits.name_bytes:  # D12
             raise bad(
                 "limit_name",
@@ -273,10 +272,10 @@ def check_head(
                 "name_length",
                 f"<= {limits.name_bytes}",
                 name_length,
-                label,
+                f"#{index}",
             )
         if not name_length:  # D13
-            raise bad("tensor_name", r + _T_NAME_LENGTH, "name_length", ">= 1", 0, label)
+            raise bad("tensor_name", r + _T_NAME_LENGTH, "name_length", ">= 1", 0, f"#{index}")
         name_at = r + _TENSOR + 8 * rank
         name_end = name_at + name_length
         record_end = r + ((name_end - r + 7) & ~7)
@@ -287,7 +286,7 @@ def check_head(
                 "record",
                 f"<= {table_end - r} bytes",
                 record_end - r,
-                label,
+                f"#{index}",
             )
         raw_name = bytes(view[name_at:name_end])
         label = raw_name.decode("latin-1")
@@ -867,6 +866,83 @@ def _bytes_view(buffer: Any) -> memoryview:
     return view if view.readonly else view.toreadonly()
 
 
+#: The fields of a frame header from its magic to its major version, as they mostly are.
+_PLAIN_HEAD: Final = (layout.MAGIC, layout.HEAD, 0, 0, layout.MAJOR)
+_ZEROS: Final = tuple(bytes(-size % 64) for size in range(64))
+
+
+def _decode_plain(
+    view: memoryview, limits: Limits, require_checksums: bool, contract: Contract | None
+) -> Bundle | None:
+    """A bundle in canonical order, one fragment a tensor, with no ignorable bit set: most of them.
+
+    None when it is another, or when a check of units A to C fails: then the engine
+    says which. Checks of the head (D) and of the contract, which come after those of
+    its frame, fail here as they fail there.
+    """
+    size = len(view)
+    if size < 3 * _HEADER:
+        return None
+    fields = _frame_header(view, 0)
+    minor, number, length = fields[5:8]
+    pos = _HEADER + ((length + 63) & ~63)
+    if (
+        fields[:5] != _PLAIN_HEAD
+        or length < _HEAD
+        or length > limits.head_bytes
+        or length & 7
+        or pos + _HEADER > size
+        or fields[8] != 0
+        or fields[9] != 0
+        or fields[11] != 0
+        or crc32c(view[:_HEADER_CRC]) != fields[12]
+        or crc32c(view[_HEADER : _HEADER + length]) != fields[10]
+        or (length & 63 and bytes(view[_HEADER + length : pos]) != _ZEROS[length & 63])
+    ):
+        return None
+    head = check_head(view, _HEADER, length, 0, limits, require_checksums)
+    if contract is not None:
+        contract.compare(head)
+    if head.fragment_size:
+        return None
+    checksums = head.checksums
+    tensors = []
+    for index, info in enumerate(head.tensors):
+        row = info.row
+        length = info.payload_bytes
+        if not length:
+            tensors.append(Tensor._of_info(info, from_payload(b"", row, info.shape, info.byte_order)))
+            continue
+        q = pos + _HEADER
+        body_end = q + length
+        frame_end = q + ((length + 63) & ~63)
+        if frame_end + _HEADER > size:
+            return None
+        fields = _frame_header(view, pos)
+        body = view[q:body_end]
+        if (
+            fields[:10] != (layout.MAGIC, layout.FRAGMENT, 0, 0, layout.MAJOR, minor, number, length, index, 0)
+            or fields[11] != 0
+            or crc32c(view[pos : pos + _HEADER_CRC]) != fields[12]
+            or (crc32c(body) if checksums else 0) != fields[10]
+            or (body_end != frame_end and bytes(view[body_end:frame_end]) != _ZEROS[length & 63])
+            or (row is _BOOL and np.frombuffer(body, np.uint8).max() > 1)
+        ):
+            return None
+        tensors.append(Tensor._of_info(info, from_payload(body, row, info.shape, info.byte_order)))
+        pos = frame_end
+    fields = _frame_header(view, pos)
+    wanted = (head.fragments, head.payload_bytes, 0, 0)
+    if (
+        fields[:8] != (layout.MAGIC, layout.END, 0, 0, layout.MAJOR, minor, number, 0)
+        or fields[8:12] != wanted
+        or crc32c(view[pos : pos + _HEADER_CRC]) != fields[12]
+        or pos + _HEADER != size
+    ):
+        return None
+    return Bundle(tensors, head.attributes, number=number, minor=minor, checksums=checksums)
+
+
 def decode(
     buffer: Any,
     *,
@@ -882,6 +958,9 @@ def decode(
     views. ``contract`` is compared when the head has passed. Raises BundleError.
     """
     view = _bytes_view(buffer)
+    bundle = _decode_plain(view, limits, require_checksums, contract)
+    if bundle is not None:
+        return bundle
     engine = _Engine(True, limits, require_checksums, contract, None)
     pos = engine.run(view, 0, 0, 0)
     ready = engine.ready
@@ -923,8 +1002,17 @@ class _Growing:
 def _assemble(parts: dict[int, memoryview], size: int) -> memoryview:
     """The fragments of a payload of ``size`` bytes in order; each is let go as it is copied."""
     whole = _Growing(size)
+    batch: list[memoryview] = []
+    held = 0
     for offset in sorted(parts):
-        whole.add(parts.pop(offset))
+        part = parts.pop(offset)
+        batch.append(part)
+        held += len(part)
+        if held >= _STEP:
+            whole.add(b"".join(batch) if len(batch) > 1 else part)
+            batch.clear()
+            held = 0
+    whole.add(b"".join(batch))
     return whole.view()
 
 
