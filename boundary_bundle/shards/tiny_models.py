@@ -54,15 +54,22 @@ VARIANTS: dict[str, Shape] = {
 }
 
 
-def write(path: Path | str, variant: str = "tied", *, seed: int = 0, identity: int | None = None) -> Path:
+def write(
+    path: Path | str,
+    variant: str = "tied",
+    *,
+    seed: int = 0,
+    identity: int | None = None,
+    shape: Shape | None = None,
+) -> Path:
     """Write one variant to ``path`` (through a temporary file beside it) and return the path.
 
     ``identity`` names a layer whose two output projections are zero, so that it adds nothing to the
-    residual stream. Raises KeyError for an unknown variant.
+    residual stream. ``shape`` replaces the variant's own. Raises KeyError for an unknown variant.
     """
     import gguf
 
-    shape, path = VARIANTS[variant], Path(path)
+    shape, path = shape or VARIANTS[variant], Path(path)
     # A name's own hash differs from run to run.
     random = np.random.default_rng([seed, *variant.encode()])
     handle, partial = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
