@@ -1,6 +1,7 @@
 """The command line: one module a command.
 
-``run``, ``demo``, ``describe``, ``fixtures`` drive models; ``inspect``, ``validate``, ``diff``, ``convert`` take files.
+``run``, ``demo``, ``describe``, ``fixtures`` drive models; ``inspect``, ``validate``, ``diff``, ``convert`` take files;
+``conformance`` checks codecs.
 
 Exit status 0: done, or yes. 1: no, such as a logit that differs from the unsplit run's, or an invalid file.
 2: it could not be done, for the reason on standard error. 130: interrupted.
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 
 from ..native import NativeError
 from ..shards import PipelineError, PlanError, WorkerError
-from . import convert, demo, describe, diff, fixtures, inspect, run, shim, validate
+from . import conformance, convert, demo, describe, diff, fixtures, inspect, run, shim, validate
 from .common import CommandError
 
 __all__ = ["main"]
@@ -34,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Run one model split by layers over several processes; look at what passes between them.",
     )
     commands: Any = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (run, demo, describe, fixtures, inspect, validate, diff, convert, shim):
+    for module in (run, demo, describe, fixtures, inspect, validate, diff, convert, shim, conformance):
         module.add_command(commands)
     return parser
 

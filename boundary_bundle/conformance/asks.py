@@ -394,9 +394,10 @@ def select(cases: Sequence[Case], only: Sequence[str], classes: str | None) -> l
     for case in cases:
         if case.mode not in modes:
             continue
-        names = (case.id, case.vector.id, case.vector.file, case.mode, case.vector.section)
-        parts = case.vector.section.replace(":", ".").split(".")
-        names += tuple(".".join(parts[:count]) for count in range(1, len(parts)))
+        section, _, step = case.vector.section.partition(":")
+        parts = section.split(".")
+        names = [case.id, case.vector.id, case.vector.file, case.mode, case.vector.section, step]
+        names += [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
         if not only or any(fnmatchcase(name, pattern) for pattern in only for name in names):
             kept.append(case)
     return kept

@@ -41,7 +41,7 @@ def _rows() -> Iterator[tuple[str, str, str, str, dict[str, Any], dict[str, int]
     ) -> tuple[str, str, str, str, dict[str, Any], dict[str, int]]:
         return f"8-encode-{slug}", f"6:{step}", error, comment, {"tensors": list(tensors), **has}, limits or {}
 
-    axis = {"token_axis": 0}
+    axis: dict[str, Any] = {"token_axis": 0}
     yield row("duplicate", "D29", "tensor_duplicate", "two tensors of one name", _tensor(), _tensor())
     yield row("no-name", "D13", "tensor_name", "an empty name", _tensor(""))
     yield row("name", "D27", "tensor_name", "a space in a name", _tensor("a b"))

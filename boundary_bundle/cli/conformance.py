@@ -1,0 +1,216 @@
+"""``boundary-bundle conformance``: run the conformance kit against any codec."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..conformance import report as reports
+from ..conformance import report_page, runner
+from ..conformance.runner import Report, Unusable
+from .common import CommandError, number, print_table
+from .files import shown
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.01 <= value <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.01 to 86400")
+    return value
+
+
+def add_command(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "conformance",
+        help="check any codec against the format's vectors",
+        description="Run a testee, a program that speaks spec/testee-protocol.md, through the conformance kit. Exit "
+        "status 0: all passed. 1: something failed. 2: it could not be done, or nothing was checked.",
+    )
+    parser.add_argument("testee", nargs="*", metavar="COMMAND", help="the testee and its arguments, after --")
+    chosen = parser.add_argument_group("what is asked")
+    chosen.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="cases whose section, vector, id, file or mode (one, core, stream, encode) matches; may be repeated",
+    )
+    chosen.add_argument("--class", dest="conformance", choices=("core", "stream"), help="one class of decoder")
+    chosen.add_argument(
+        "--vectors", action="append", type=Path, default=[], metavar="FILE", help="these vectors, not the kit's"
+    )
+    chosen.add_argument("--known-failures", type=Path, metavar="FILE", help="a case or vector a line, # and the reason")
+    chosen.add_argument("--random", type=number(1, 10**9), metavar="N", help="also N drawn bundles and drawn damages")
+    chosen.add_argument("--seed", type=number(0, 2**31), default=0, metavar="S", help="seed of the draws (0)")
+    chosen.add_argument(
+        "--save", type=Path, default=Path(), metavar="DIR", help="where failures of --random become vectors (here)"
+    )
+    limits = parser.add_argument_group("how")
+    limits.add_argument("--time-limit", type=_seconds, default=10.0, metavar="SECONDS", help="for each answer (10)")
+    limits.add_argument("--restarts", type=number(0, 10**6), default=50, metavar="N", help="give up after N (50)")
+    limits.add_argument("--no-pipelining", action="store_true", help="one request at a time")
+    out = parser.add_argument_group("reports")
+    out.add_argument("--json", type=Path, metavar="FILE", help="everything, for programs")
+    out.add_argument("--junit", type=Path, metavar="FILE", help="JUnit XML")
+    out.add_argument("--html", type=Path, metavar="FILE", help="one page to look at")
+    out.add_argument("--details", type=number(0, 10**6), default=20, metavar="N", help="failures shown in full (20)")
+    out.add_argument("--quiet", action="store_true", help="the last line only")
+    parser.set_defaults(function=conformance)
+
+
+class _Progress:
+    """A line on a terminal that is written over; nothing elsewhere."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._on = sys.stderr.isatty() and not quiet
+        self._last = 0.0
+
+    def __call__(self, done: int, total: int, counts: Mapping[str, int] | None = None) -> None:
+        now = time.monotonic()
+        if not self._on or (now - self._last < 0.1 and done != total):
+            return
+        self._last = now
+        width = 24
+        filled = width * done // max(1, total)
+        told = ", ".join(f"{count} {name}" for name, count in (counts or {}).items() if count)
+        line = f"[{'#' * filled}{'.' * (width - filled)}] {done:,} of {total:,}  {told}"
+        sys.stderr.write(f"\r\x1b[2K{line[: shutil.get_terminal_size().columns - 1]}")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        if self._on:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+
+def _terminated(signum: int, frame: object) -> None:
+    # As an exception, so that the testee is ended on the way out.
+    raise SystemExit(128 + signum)
+
+
+def conformance(options: argparse.Namespace) -> int:
+    """The command."""
+    if not options.testee:
+        raise CommandError("no testee is given (boundary-bundle conformance [options] -- COMMAND...)")
+    before = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        return _run(options)
+    except Unusable as error:
+        _write(options.json, reports.unusable_json(options.testee, error))
+        _write(options.junit, reports.unusable_junit(error))
+        _write(options.html, report_page.unusable_html(options.testee, error))
+        said = f"\nits standard error ends: {error.stderr[-500:].strip()}" if error.stderr.strip() else ""
+        raise CommandError(f"{error}{said}") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(options: argparse.Namespace) -> int:
+    known = []
+    if options.known_failures is not None:
+        try:
+            known = runner.read_known(options.known_failures)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CommandError(f"cannot read {shown(options.known_failures)}: {reason}") from None
+    try:
+        cases = runner.kit(options.vectors)
+    except OSError as error:
+        raise CommandError(f"cannot read {shown(error.filename or 'the vectors')}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CommandError(f"cannot use the vectors: {type(error).__name__}: {error}") from None
+    draw: Any = None
+    if options.random is not None:
+        try:
+            from ..conformance.random_cases import run_random as draw
+        except ImportError:
+            raise CommandError("--random needs hypothesis: pip install 'boundary-bundle[test]'") from None
+    progress = _Progress(options.quiet)
+    try:
+        report = runner.run(
+            options.testee,
+            cases,
+            time_limit=options.time_limit,
+            restarts=options.restarts,
+            window=1 if options.no_pipelining else 32,
+            only=options.only,
+            classes=options.conformance,
+            known=known,
+            progress=progress,
+        )
+        report.known_file = None if options.known_failures is None else shown(options.known_failures)
+        if draw is not None:
+            try:
+                report.random = draw(
+                    options.testee,
+                    options.random,
+                    options.seed,
+                    time_limit=options.time_limit,
+                    folder=options.save,
+                    progress=progress,
+                )
+            except OSError as error:
+                raise CommandError(f"cannot write to {shown(options.save)}: {error.strerror}") from None
+    finally:
+        progress.clear()
+    _write(options.json, reports.to_json(report))
+    _write(options.junit, reports.to_junit(report))
+    _write(options.html, report_page.to_html(report))
+    _print(report, options)
+    return report.status
+
+
+def _write(path: Path | None, text: str) -> None:
+    if path is None:
+        return
+    try:
+        runner.write_text(path, text)
+    except OSError as error:
+        raise CommandError(f"cannot write {shown(path)}: {error.strerror}") from None
+
+
+def _print(report: Report, options: argparse.Namespace) -> None:
+    hello = report.hello
+    if not options.quiet:
+        name = shown(f"{hello['name']} {hello['version']} ({hello['language']})")
+        rows = [
+            [
+                f"{entry.name:<5}{entry.title}",
+                str(entry.total),
+                str(entry.counts["passed"]),
+                str(entry.counts["skipped"] or ""),
+                str(entry.failed or ""),
+                str(entry.known or ""),
+            ]
+            for entry in reports.sections(report)
+        ]
+        print_table(name, ["section", "cases", "passed", "skipped", "failed", "known"], rows)
+        failures = report.failures
+        for outcome in failures[: options.details]:
+            print("\n" + "\n".join(reports.describe(outcome)))
+        if len(failures) > options.details:
+            print(f"\nand {len(failures) - options.details:,} more failures (--details, --json, --html)")
+        print()
+    for line in reports.known_lines(report):
+        print(line)
+    if "stop" in hello:
+        print(f"note: asked to stop, the testee {hello['stop']}")
+    if report.random is not None:
+        drawn = report.random
+        print(
+            f"random: {drawn['cases']:,} cases with seed {drawn['seed']}, {len(drawn['failures'])} different failures; "
+            f"{drawn['seconds']:.1f} s"
+        )
+        for entry in drawn["failures"]:
+            print(f"  {entry['result']} ({entry['mode']}, {entry['bytes']} bytes): {entry['detail']}")
+            print(f"  saved as {shown(entry['file'])}")
+    print(f"{ {0: 'passed', 1: 'FAILED', 2: 'nothing was checked'}[report.status] }: {reports.verdict(report)}")

@@ -1,0 +1,305 @@
+"""What came of a run, for people and for programs: text, JSON and JUnit XML (report_page: HTML)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from xml.etree import ElementTree
+
+from ..anatomy import Row, dissect
+from ..bundle import Limits
+from .asks import tell_error
+from .runner import RESULTS, Outcome, Report, Unusable
+
+_TITLES = {
+    "2": "frames",
+    "2.1": "frame header",
+    "2.2": "head frame",
+    "2.3": "fragment frame",
+    "2.4": "end frame",
+    "2.5": "extension frames",
+    "3": "head body",
+    "3.1": "tensor record",
+    "3.2": "attribute record",
+    "4": "dtypes",
+    "5.1": "tensor names",
+    "5.2": "attributes",
+    "5.3": "contracts",
+    "6 A": "checks of the magic",
+    "6 B": "checks of the frame header",
+    "6 C": "checks of the whole frame",
+    "6 D": "checks of the head body",
+    "6": "the end of the input, contracts",
+    "7": "limits",
+    "9": "canonical form",
+    "10": "versions",
+    "11": "conformance",
+    "14": "example",
+}
+#: Rows of annotated bytes before and after the place in question.
+_ROWS_BEFORE = 5
+_ROWS_AFTER = 2
+_ROWS_WITHOUT_PLACE = 24
+
+
+@dataclass
+class Section:
+    """Counts of a section of the specification."""
+
+    name: str
+    title: str
+    counts: dict[str, int]
+    failed: int = 0
+    known: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+
+def place_of(section: str) -> str:
+    """Under which section a vector is counted: those of section 6 by unit."""
+    place, _, step = section.partition(":")
+    return f"{place} {step[0]}" if re.fullmatch(r"[A-D]\d+", step) else place
+
+
+def sections(report: Report) -> list[Section]:
+    """Counts by section, in the order of the specification."""
+    found: dict[str, Section] = {}
+    for outcome in report.outcomes:
+        name = place_of(outcome.case.vector.section)
+        section = found.setdefault(name, Section(name, _TITLES.get(name, ""), dict.fromkeys(RESULTS, 0)))
+        section.counts[outcome.result] += 1
+        section.failed += outcome.failed
+        section.known += outcome.known
+
+    def order(name: str) -> tuple[Any, ...]:
+        number, _, unit = name.partition(" ")
+        return [int(part) for part in number.split(".")], unit or "Z"
+
+    return [found[name] for name in sorted(found, key=order)]
+
+
+def expected_text(outcome: Outcome) -> str:
+    """What should have come, in a line."""
+    ask = outcome.ask or (outcome.case.asks[0] if outcome.case.asks else None)
+    if ask is None:
+        return ""
+    expected = ask.expected
+    if expected.encode:
+        return tell_error(expected.error) if expected.error else f"{len(expected.data or '') // 2} bytes"
+    count = len(expected.bundles)
+    bundles = f"{count} {'bundle' if count == 1 else 'bundles'}"
+    if expected.error is None:
+        return bundles
+    error = tell_error(expected.error)
+    if expected.either:
+        return f"{bundles}, or {error}"
+    return error if not count else f"{bundles}, then {error}"
+
+
+def got_text(outcome: Outcome) -> str:
+    """What came, in a line."""
+    answer = outcome.answer
+    if answer is None:
+        return outcome.details[0] if outcome.details else ""
+    error = answer.get("error")
+    parts = []
+    bundles = answer.get("bundles")
+    if isinstance(bundles, list) and (bundles or not error):
+        parts.append(f"{len(bundles)} {'bundle' if len(bundles) == 1 else 'bundles'}")
+    if isinstance(answer.get("data"), str):
+        parts.append(f"{len(answer['data']) // 2} bytes")
+    if isinstance(error, dict):
+        parts.append(tell_error(error))
+    return ", then ".join(parts) or (outcome.details[0] if outcome.details else "")
+
+
+def annotated(outcome: Outcome) -> list[tuple[Row, bool]]:
+    """Fields of the input around the place in question, and which of them it is."""
+    vector = outcome.case.vector
+    data = vector.data
+    if not data:
+        return []
+    at: int | None = vector.error.offset if vector.error is not None else None
+    error = (outcome.answer or {}).get("error")
+    if at is None and isinstance(error, dict) and type(error.get("offset")) is int:
+        at = error["offset"]
+    try:
+        rows = dissect(data, limits=Limits(**vector.limits), payload_bytes=16).rows
+    # A view for people: what it cannot show is left out.
+    except (ValueError, IndexError, KeyError, OverflowError):
+        return []
+    if at is None:
+        return [(row, False) for row in rows[:_ROWS_WITHOUT_PLACE]]
+    hit = next((i for i, row in enumerate(rows) if row.offset <= at < row.end), len(rows) - 1)
+    chosen = range(max(0, hit - _ROWS_BEFORE), min(len(rows), hit + 1 + _ROWS_AFTER))
+    return [(rows[i], i == hit and rows[i].offset <= at < rows[i].end) for i in chosen]
+
+
+def row_text(row: Row) -> str:
+    """A field's bytes."""
+    text = row.data[:16].hex(" ")
+    return text + (" ..." if row.size > 16 else "")
+
+
+def describe(outcome: Outcome) -> Iterator[str]:
+    """A failure in lines."""
+    vector = outcome.case.vector
+    variant = f", {outcome.ask.variant}" if outcome.ask is not None and outcome.ask.variant else ""
+    yield f"{outcome.result.upper()} {outcome.case.id} (section {vector.section}{variant})"
+    yield f"    {vector.raw['comment']}"
+    if outcome.result != "not run":
+        yield f"    expected: {expected_text(outcome)}"
+        if outcome.answer is not None and "failed" not in outcome.answer:
+            yield f"    got:      {got_text(outcome)}"
+    for detail in outcome.details[:8]:
+        yield f"    {detail}"
+    if len(outcome.details) > 8:
+        yield f"    and {len(outcome.details) - 8} more differences"
+    if outcome.result != "not run":
+        for row, hit in annotated(outcome):
+            mark = ">" if hit else " "
+            yield (
+                f"  {mark} {row.offset:6}  {row_text(row):<48} {row.section}: {row.field} {row.value} {row.meaning}"
+            ).rstrip()
+    if outcome.stderr:
+        yield f"    standard error: {outcome.stderr[-300:].strip()}"
+
+
+def verdict(report: Report) -> str:
+    """The run in one sentence."""
+    counts = {name: count for name, count in report.counts().items() if count}
+    told = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    known = sum(outcome.known for outcome in report.outcomes)
+    if known:
+        told += f" ({known} known)"
+    if report.restarts:
+        told += f"; started again {report.restarts} {'time' if report.restarts == 1 else 'times'}"
+    return f"{told}; {report.seconds:.1f} s"
+
+
+def known_lines(report: Report) -> Iterator[str]:
+    """What is wrong with the file of known failures."""
+    for entry in report.unmatched:
+        yield f"{report.known_file}:{entry.line}: {entry.name} is no case of the kit"
+    for entry in report.unexpected:
+        yield f"{report.known_file}:{entry.line}: {entry.name} passes: take the line out"
+
+
+def _case_json(outcome: Outcome) -> dict[str, Any]:
+    vector = outcome.case.vector
+    told: dict[str, Any] = {
+        "id": outcome.case.id,
+        "vector": vector.id,
+        "file": vector.file,
+        "section": vector.section,
+        "mode": outcome.case.mode,
+        "result": outcome.result,
+    }
+    if outcome.result != "passed":
+        told |= {"details": outcome.details, "kind": outcome.kind, "known": outcome.known}
+        if outcome.ask is not None:
+            told["variant"] = outcome.ask.variant
+        if outcome.failing:
+            told |= {"expected": expected_text(outcome), "got": got_text(outcome), "comment": vector.raw["comment"]}
+        if outcome.stderr:
+            told["stderr"] = outcome.stderr
+    return told
+
+
+def to_json(report: Report) -> str:
+    """Everything, for programs."""
+    return json.dumps(
+        {
+            "format": 1,
+            "status": report.status,
+            "command": report.command,
+            "testee": {key: value for key, value in report.hello.items() if key != "seq"},
+            "seconds": round(report.seconds, 3),
+            "restarts": report.restarts,
+            "counts": report.counts(),
+            "sections": [
+                {"section": entry.name, "title": entry.title, "failed": entry.failed, "counts": entry.counts}
+                for entry in sections(report)
+            ],
+            "known_failures": {
+                "file": report.known_file,
+                "unmatched": [entry.name for entry in report.unmatched],
+                "unexpected_passes": [entry.name for entry in report.unexpected],
+            },
+            "random": report.random,
+            "cases": [_case_json(outcome) for outcome in report.outcomes],
+        },
+        indent=1,
+    )
+
+
+def unusable_json(command: list[str], error: Unusable) -> str:
+    """The report of a run that could not take place."""
+    told = {"format": 1, "status": 2, "command": command, "could_not": str(error), "kind": error.kind}
+    return json.dumps({**told, "stderr": error.stderr}, indent=1)
+
+
+def _xml_text(text: str) -> str:
+    return "".join(char if char in "\n\t" or (char.isprintable() and char <= "\uffff") else "?" for char in text)
+
+
+def to_junit(report: Report) -> str:
+    """JUnit XML: a suite a section, a test case a case."""
+    root = ElementTree.Element("testsuites", name="boundary-bundle conformance", time=f"{report.seconds:.3f}")
+    suites: dict[str, ElementTree.Element] = {}
+    totals = {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}
+    for entry in sections(report):
+        counts = entry.counts
+        numbers = {
+            "tests": entry.total,
+            "failures": sum(o.failed and o.result == "wrong" for o in _of(report, entry.name)),
+            "errors": sum(o.failed and o.result != "wrong" for o in _of(report, entry.name)),
+            "skipped": counts["skipped"] + entry.known,
+        }
+        for key, value in numbers.items():
+            totals[key] += value
+        name = f"{entry.name} {entry.title}".strip()
+        attributes = {key: str(value) for key, value in numbers.items()}
+        suites[entry.name] = ElementTree.SubElement(root, "testsuite", {"name": name, **attributes})
+    for key, value in totals.items():
+        root.set(key, str(value))
+    for outcome in report.outcomes:
+        suite = suites[place_of(outcome.case.vector.section)]
+        node = ElementTree.SubElement(suite, "testcase", classname=outcome.case.vector.file, name=outcome.case.id)
+        message = _xml_text("; ".join(outcome.details)[:1000])
+        if outcome.result == "skipped" or outcome.known:
+            text = f"known failure: {message}" if outcome.known else message
+            ElementTree.SubElement(node, "skipped", message=text)
+        elif outcome.failed:
+            tag = "failure" if outcome.result == "wrong" else "error"
+            child = ElementTree.SubElement(node, tag, type=outcome.kind or outcome.result, message=message)
+            child.text = _xml_text("\n".join(describe(outcome)))
+    extra = [*known_lines(report), *((report.random or {}).get("failures") and ["random inputs failed"] or [])]
+    if extra:
+        suite = ElementTree.SubElement(root, "testsuite", name="run", tests=str(len(extra)), failures=str(len(extra)))
+        root.set("tests", str(totals["tests"] + len(extra)))
+        root.set("failures", str(totals["failures"] + len(extra)))
+        for index, line in enumerate(extra):
+            node = ElementTree.SubElement(suite, "testcase", classname="run", name=f"run-{index}")
+            ElementTree.SubElement(node, "failure", message=_xml_text(line))
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _of(report: Report, name: str) -> Iterator[Outcome]:
+    return (outcome for outcome in report.outcomes if place_of(outcome.case.vector.section) == name)
+
+
+def unusable_junit(error: Unusable) -> str:
+    """JUnit XML of a run that could not take place."""
+    root = ElementTree.Element("testsuites", tests="1", errors="1", failures="0", skipped="0")
+    suite = ElementTree.SubElement(root, "testsuite", name="run", tests="1", errors="1")
+    node = ElementTree.SubElement(suite, "testcase", classname="run", name="start")
+    child = ElementTree.SubElement(node, "error", type=error.kind or "unusable", message=_xml_text(str(error)))
+    child.text = _xml_text(error.stderr)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
