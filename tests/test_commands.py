@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -798,3 +799,28 @@ def test_from_a_shell(good: Path, tmp_path: Path) -> None:
 def test_every_error_has_its_sentence() -> None:
     """An error whose meaning the commands would have to make up."""
     assert all(meaning for _, meaning in ERRORS.values())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals on Windows")
+def test_colour_on_a_terminal(good: Path) -> None:
+    """A terminal that gets the text of a pipe, or another text."""
+    import pty
+
+    command = [sys.executable, "-m", "boundary_bundle.cli", "inspect", str(good)]
+    plain = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "400"}
+    environment.pop("NO_COLOR", None)
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, env=environment) as process:
+        os.close(theirs)
+        pieces = []
+        # Linux reports the end of a pseudo-terminal as an error.
+        with contextlib.suppress(OSError):
+            while piece := os.read(ours, 65_536):
+                pieces.append(piece)
+        os.close(ours)
+        assert process.wait() == 0
+    text = b"".join(pieces).decode()
+    assert "\x1b[1m" in text
+    bare = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert [line.rstrip() for line in bare.splitlines()] == [line.rstrip() for line in plain.splitlines()]

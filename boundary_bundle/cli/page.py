@@ -53,7 +53,8 @@ table { border-collapse: collapse; width: 100%; font-size: .87rem; }
 th { text-align: left; font-weight: 500; color: var(--soft); padding: .3rem 1.1rem;
   border-bottom: 1px solid var(--rule); }
 td { padding: .22rem 1.1rem; vertical-align: top; }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; padding-bottom: .5rem; }
+.scroll + .scroll { margin-top: .75rem; }
 details > summary { cursor: pointer; padding: .8rem 1.1rem; display: flex; gap: .9rem; align-items: baseline;
   border-left: 5px solid var(--kind); list-style: none; }
 details > summary::-webkit-details-marker { display: none; }
@@ -68,7 +69,7 @@ summary .r { margin-left: auto; color: var(--soft); font: .85rem var(--mono); }
 .m, .more { color: var(--soft); } .f { font-weight: 550; white-space: nowrap; }
 tr.bad, tr.bad:hover { background: var(--bad-paper) !important; } tr.bad td { color: var(--bad); }
 footer { color: var(--soft); font-size: .85rem; margin-top: 2rem; }
-@media print { details:not([open]) > *:not(summary) { display: block; } .panel { break-inside: avoid-page; } }
+@media print { details:not([open]) > *:not(summary) { display: block; } tr { break-inside: avoid; } }
 """
 
 
