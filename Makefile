@@ -3,11 +3,12 @@
 #
 #   make demo         a real model over three processes
 #   make test         every test, with both builds of llama.cpp
+#   make test-long    each byte of each small vector set to all its other values, by both codecs (half an hour)
 #   make check        ruff and mypy
 #   make bench        the codecs against their peers, side by side (BENCH_ARGS="--plot FILE --json FILE")
 #   make clean-cache  remove everything that this project put into its cache folder
 
-.PHONY: help demo test check bench clean-cache
+.PHONY: help demo test test-long check bench clean-cache
 .DEFAULT_GOAL := help
 # One build at a time; each uses every core by itself.
 .NOTPARALLEL:
@@ -39,8 +40,14 @@ test:
 	@$(SET_UP); set -e; \
 	"$$venv" -m boundary_bundle.native build patched unpatched; \
 	"$$venv" -m boundary_bundle.native model; \
-	$(MAKE) --no-print-directory -C native_shim test; \
-	exec "$$venv" -m pytest $(PYTEST_ARGS)
+	vectors=$$(mktemp); trap 'rm -f "$$vectors"' EXIT; \
+	"$$venv" -m boundary_bundle.conformance.transcript > "$$vectors"; \
+	$(MAKE) --no-print-directory -C native_shim test test-machines VECTORS="$$vectors"; \
+	"$$venv" -m pytest $(PYTEST_ARGS); \
+	"$$venv" tests/run_pythons.py
+
+test-long:
+	@$(SET_UP); BOUNDARY_BUNDLE_EVERY_BYTE=1 exec "$$venv" -m pytest tests/test_cross_codec.py -k every_byte
 
 check:
 	@base=; $(FIND_PYTHON); venv=$$("$$base" -I $(BOOTSTRAP) python --no-build) || exit $$?; set -e; \

@@ -30,8 +30,34 @@
 
 /* ---- bytes and sizes ----------------------------------------------------- */
 
-/* Framing integers are little-endian whatever the machine. Compilers turn these
- * into one load or store where the machine allows it. */
+/* Errors are put together apart from the code that finds them, which stays short. */
+#if defined(__GNUC__) || defined(__clang__)
+#define BB_COLD __attribute__((noinline, cold))
+#else
+#define BB_COLD
+#endif
+
+/* Framing integers are little-endian whatever the machine. */
+#if defined(__BYTE_ORDER__) && defined(__ORDER_LITTLE_ENDIAN__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+/* Seen by the compiler as one load, so that even the rarely used calls are inlined. */
+static inline uint16_t load16(const uint8_t *p) {
+    uint16_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+static inline uint32_t load32(const uint8_t *p) {
+    uint32_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+static inline uint64_t load64(const uint8_t *p) {
+    uint64_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+#else
 static uint16_t load16(const uint8_t *p) { return (uint16_t)(p[0] | (unsigned)p[1] << 8); }
 
 static uint32_t load32(const uint8_t *p) {
@@ -39,6 +65,7 @@ static uint32_t load32(const uint8_t *p) {
 }
 
 static uint64_t load64(const uint8_t *p) { return (uint64_t)load32(p) | (uint64_t)load32(p + 4) << 32; }
+#endif
 
 static void store16(uint8_t *p, uint16_t v) {
     p[0] = (uint8_t)(v & 0xFF);
@@ -100,6 +127,31 @@ static uint64_t first_not_bool(const uint8_t *p, uint64_t n) {
 static bool name_byte(uint8_t c) {
     static const uint32_t set[8] = {0, 0x03FFE000u, 0x87FFFFFEu, 0x07FFFFFEu, 0, 0, 0, 0};
     return (set[c >> 5] >> (c & 31) & 1) != 0;
+}
+
+/* Are all n bytes of a name in the alphabet, and the zeros after it up to a
+ * multiple of eight zero? Eight bytes at once: `- . /` and the digits are
+ * neighbours in ASCII, letters differ from each other by case in one bit. A sum
+ * of two numbers below 0x80 carries into no other byte. */
+static bool name_is_plain(const uint8_t *name, uint32_t n) {
+    const uint64_t each = 0x0101010101010101u;
+    uint64_t bad = 0;
+    for (;;) {
+        uint64_t w = load64(name);
+        uint64_t low = w & each * 0x7F;
+        uint64_t folded = low | each * 0x20;
+        uint64_t digit = (low + each * (0x80 - '-')) & ~(low + each * (0x7F - '9'));
+        uint64_t letter = (folded + each * (0x80 - 'a')) & ~(folded + each * (0x7F - 'z'));
+        uint64_t underscore = ~((low ^ each * '_') + each * 0x7F);
+        uint64_t good = (digit | letter | underscore) & ~w & each * 0x80;
+        if (n <= 8) {
+            uint64_t all = UINT64_MAX >> (64 - 8 * n);
+            return bad == 0 && (~good & each * 0x80 & all) == 0 && (w & ~all) == 0;
+        }
+        bad |= ~good & each * 0x80;
+        name += 8;
+        n -= 8;
+    }
 }
 
 static void reverse(void *dst, const void *src, uint64_t bytes, uint32_t element) {
@@ -187,6 +239,7 @@ uint32_t bb_crc32c_portable(uint32_t crc, const void *data, size_t n) {
 #if defined(BB_CRC_X86) && defined(_MSC_VER) && !defined(__clang__)
 #define BB_CRC_TARGET
 static uint64_t crc_8(uint64_t c, uint64_t v) { return _mm_crc32_u64(c, v); }
+static uint64_t crc_4(uint64_t c, uint32_t v) { return _mm_crc32_u32((uint32_t)c, v); }
 static uint64_t crc_1(uint64_t c, uint8_t v) { return _mm_crc32_u8((uint32_t)c, v); }
 #elif defined(BB_CRC_X86)
 #define BB_CRC_TARGET
@@ -194,14 +247,24 @@ static inline uint64_t crc_8(uint64_t c, uint64_t v) {
     __asm__("crc32q %1, %0" : "+r"(c) : "rm"(v));
     return c;
 }
+static inline uint64_t crc_4(uint64_t c, uint32_t v) {
+    uint32_t low = (uint32_t)c;
+    __asm__("crc32l %1, %0" : "+r"(low) : "rm"(v));
+    return low;
+}
 static inline uint64_t crc_1(uint64_t c, uint8_t v) {
-    __asm__("crc32b %1, %0" : "+r"(c) : "rm"(v));
-    return c;
+    uint32_t low = (uint32_t)c;
+    __asm__("crc32b %1, %0" : "+r"(low) : "rm"(v));
+    return low;
 }
 #else
 #define BB_CRC_TARGET __attribute__((target("+crc")))
 BB_CRC_TARGET static inline uint64_t crc_8(uint64_t c, uint64_t v) {
     __asm__("crc32cx %w0, %w0, %x1" : "+r"(c) : "r"(v));
+    return c;
+}
+BB_CRC_TARGET static inline uint64_t crc_4(uint64_t c, uint32_t v) {
+    __asm__("crc32cw %w0, %w0, %w1" : "+r"(c) : "r"(v));
     return c;
 }
 BB_CRC_TARGET static inline uint64_t crc_1(uint64_t c, uint8_t v) {
@@ -272,6 +335,13 @@ BB_CRC_TARGET static uint32_t crc32c_hardware(uint32_t crc, const void *data, si
         uint64_t v;
         memcpy(&v, p, 8);
         tail = crc_8(tail, v);
+    }
+    if (n >= 4) { /* a frame header's checksum covers 60 bytes */
+        uint32_t v;
+        memcpy(&v, p, 4);
+        tail = crc_4(tail, v);
+        n -= 4;
+        p += 4;
     }
     for (; n > 0; n--, p++) {
         tail = crc_1(tail, *p);
@@ -391,31 +461,35 @@ bool bb_dtype_both_orders(unsigned code) {
 
 typedef struct key_row {
     const char *name;
-    uint16_t key;
     uint8_t type, length; /* length 0: any */
     bool forwarded;
 } key_row;
 
 static const key_row keys[] = {
-    {"architecture", BB_KEY_ARCHITECTURE, BB_ATTR_TEXT, 0, true},
-    {"recipe_fingerprint", BB_KEY_RECIPE_FINGERPRINT, BB_ATTR_BYTES, 32, true},
-    {"model_fingerprint", BB_KEY_MODEL_FINGERPRINT, BB_ATTR_BYTES, 32, true},
-    {"layer_start", BB_KEY_LAYER_START, BB_ATTR_U64, 8, false},
-    {"layer_end", BB_KEY_LAYER_END, BB_ATTR_U64, 8, false},
-    {"n_layer", BB_KEY_N_LAYER, BB_ATTR_U64, 8, true},
-    {"n_tokens", BB_KEY_N_TOKENS, BB_ATTR_U64, 8, true},
-    {"n_seqs", BB_KEY_N_SEQS, BB_ATTR_U64, 8, true},
-    {"contract_fingerprint", BB_KEY_CONTRACT_FINGERPRINT, BB_ATTR_BYTES, 32, false},
+    {"architecture", BB_ATTR_TEXT, 0, true},
+    {"recipe_fingerprint", BB_ATTR_BYTES, 32, true},
+    {"model_fingerprint", BB_ATTR_BYTES, 32, true},
+    {"layer_start", BB_ATTR_U64, 8, false},
+    {"layer_end", BB_ATTR_U64, 8, false},
+    {"n_layer", BB_ATTR_U64, 8, true},
+    {"n_tokens", BB_ATTR_U64, 8, true},
+    {"n_seqs", BB_ATTR_U64, 8, true},
+    {"contract_fingerprint", BB_ATTR_BYTES, 32, false},
 };
 
 static const key_row *key_of(unsigned key) {
-    size_t i;
-    for (i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        if (keys[i].key == key) {
-            return &keys[i];
-        }
+    switch (key) {
+    case BB_KEY_ARCHITECTURE: return &keys[0];
+    case BB_KEY_RECIPE_FINGERPRINT: return &keys[1];
+    case BB_KEY_MODEL_FINGERPRINT: return &keys[2];
+    case BB_KEY_LAYER_START: return &keys[3];
+    case BB_KEY_LAYER_END: return &keys[4];
+    case BB_KEY_N_LAYER: return &keys[5];
+    case BB_KEY_N_TOKENS: return &keys[6];
+    case BB_KEY_N_SEQS: return &keys[7];
+    case BB_KEY_CONTRACT_FINGERPRINT: return &keys[8];
+    default: return NULL;
     }
-    return NULL;
 }
 
 const char *bb_attr_key_name(unsigned key) {
@@ -624,7 +698,8 @@ size_t bb_error_format(const bb_error *e, char *dst, size_t cap) {
     return w.length;
 }
 
-static int fail(bb_error *e, int code, uint64_t offset, const char *field, uint64_t expected, uint64_t found) {
+BB_COLD static int fail(bb_error *e, int code, uint64_t offset, const char *field, uint64_t expected,
+                        uint64_t found) {
     if (e != NULL) {
         memset(e, 0, sizeof *e);
         e->code = code;
@@ -637,14 +712,14 @@ static int fail(bb_error *e, int code, uint64_t offset, const char *field, uint6
     return code;
 }
 
-static void fail_name(bb_error *e, const uint8_t *name, uint32_t length) {
+BB_COLD static void fail_name(bb_error *e, const uint8_t *name, uint32_t length) {
     uint32_t i;
     for (i = 0; e != NULL && i < length && i < sizeof e->name - 1; i++) {
         e->name[i] = name_byte(name[i]) ? (char)name[i] : '?'; /* it may be what is wrong */
     }
 }
 
-static int fail_in(bb_error *e, uint64_t frame, int code) {
+BB_COLD static int fail_in(bb_error *e, uint64_t frame, int code) {
     if (e != NULL) {
         e->frame = frame;
     }
@@ -675,20 +750,28 @@ void bb_limits_default(bb_limits *l) {
     l->extension_bytes = 1048576;
 }
 
+/* Compared with in every call, so constants and not loaded from anywhere. */
+#define MOST_BYTES (BB_SPAN < 4294967288u ? BB_SPAN : 4294967288u)
+#define MOST_TENSORS 65536u
+#define MOST_DIMENSION ((uint64_t)INT64_MAX)
+#define MOST_PAYLOAD (sizeof(void *) < 8 ? BB_SPAN : (uint64_t)INT64_MAX)
+#define MOST_FRAGMENTS 4294967295u
+#define MOST_OPEN 65536u
+
 void bb_limits_maximum(bb_limits *l) {
     if (l == NULL) {
         return;
     }
-    l->head_bytes = smaller(4294967288u, BB_SPAN);
-    l->tensors = 65536;
+    l->head_bytes = MOST_BYTES;
+    l->tensors = MOST_TENSORS;
     l->name_bytes = BB_MAX_NAME;
     l->rank = BB_MAX_RANK;
-    l->dimension = INT64_MAX;
-    l->payload_bytes = sizeof(void *) < 8 ? BB_SPAN : INT64_MAX;
-    l->attribute_bytes = smaller(4294967288u, BB_SPAN);
-    l->fragments = 4294967295u;
-    l->open_bundles = 65536;
-    l->extension_bytes = smaller(4294967288u, BB_SPAN);
+    l->dimension = MOST_DIMENSION;
+    l->payload_bytes = MOST_PAYLOAD;
+    l->attribute_bytes = MOST_BYTES;
+    l->fragments = MOST_FRAGMENTS;
+    l->open_bundles = MOST_OPEN;
+    l->extension_bytes = MOST_BYTES;
 }
 
 void bb_config_init(bb_config *config) {
@@ -705,9 +788,7 @@ void bb_config_init(bb_config *config) {
 #endif
 }
 
-/* The arithmetic below relies on the maxima, so a larger limit is a fault of
- * the call and not taken as "no limit". */
-static int check_config(const bb_config *c, bb_error *e) {
+BB_COLD static int fail_config(const bb_config *c, bb_error *e) {
     bb_limits m;
     if (c == NULL || c->crc32c == NULL) {
         return fail(e, BB_E_ARGUMENT, 0, "config", 0, 0);
@@ -728,6 +809,23 @@ static int check_config(const bb_config *c, bb_error *e) {
     BB_WITHIN(open_bundles)
     BB_WITHIN(extension_bytes)
 #undef BB_WITHIN
+    return fail(e, BB_E_ARGUMENT, 0, "config", 0, 0);
+}
+
+/* The arithmetic below relies on the maxima, so a larger limit is a fault of
+ * the call and not taken as "no limit". */
+static int check_config(const bb_config *c, bb_error *e) {
+    const bb_limits *l;
+    if (c == NULL || c->crc32c == NULL) {
+        return fail_config(c, e);
+    }
+    l = &c->limits;
+    if (l->head_bytes > MOST_BYTES || l->tensors > MOST_TENSORS || l->name_bytes > BB_MAX_NAME ||
+        l->rank > BB_MAX_RANK || l->dimension > MOST_DIMENSION || l->payload_bytes > MOST_PAYLOAD ||
+        l->attribute_bytes > MOST_BYTES || l->fragments > MOST_FRAGMENTS || l->open_bundles > MOST_OPEN ||
+        l->extension_bytes > MOST_BYTES) {
+        return fail_config(c, e);
+    }
     return BB_OK;
 }
 
@@ -870,17 +968,45 @@ static int check_magic(const uint8_t *p, uint64_t at, bb_error *e) {
 
 enum slot_state { SLOT_FREE = 0, SLOT_FILLING = 1, SLOT_OPEN = 2 };
 
-/* What unit B must know of the decoder. */
+/* What the checks must know of the decoder. */
 typedef struct reader {
     const bb_config *config;
+    const bb_prepared *known; /* a head that has passed under this configuration, or NULL */
+    bb_bundle *one;           /* the buffer decoder's only bundle; NULL: slots */
     bb_stream_slot *slots;
     uint32_t slot_count; /* also the number of bundles that may be open */
     uint32_t open;
     bool core;
 } reader;
 
+static bb_bundle *bundle_of(const reader *rd, uint32_t slot) {
+    return rd->one != NULL ? rd->one : &rd->slots[slot].bundle;
+}
+
+/* The slot of the open bundle of that number, or NO_SLOT. */
+static uint32_t find_open(const reader *rd, uint64_t number) {
+    uint32_t i;
+    if (rd->one != NULL) {
+        return rd->open != 0 && rd->one->number == number ? 0 : NO_SLOT;
+    }
+    for (i = 0; i < rd->slot_count; i++) {
+        if (rd->slots[i].state == SLOT_OPEN && rd->slots[i].bundle.number == number) {
+            return i;
+        }
+    }
+    return NO_SLOT;
+}
+
+static uint32_t find_free(const reader *rd) {
+    uint32_t i = 0;
+    while (rd->one == NULL && rd->slots[i].state != SLOT_FREE) {
+        i++;
+    }
+    return i;
+}
+
 static int check_fragment_header(const reader *rd, bb_frame *f, bb_error *e) {
-    bb_bundle *b = &rd->slots[f->slot].bundle;
+    bb_bundle *b = bundle_of(rd, f->slot);
     bb_cursor *c = &b->priv.cursor;
     uint64_t bytes, grid, length;
     int r = BB_OK;
@@ -923,7 +1049,6 @@ static int check_header(const reader *rd, const uint8_t *p, uint64_t at, bb_fram
     uint32_t crc = rd->config->crc32c(0, p, 60);
     const bb_bundle *b;
     uint64_t reserved;
-    uint32_t i;
 
     /* B1 */
     if (crc != load32(p + 60)) {
@@ -955,20 +1080,13 @@ static int check_header(const reader *rd, const uint8_t *p, uint64_t at, bb_fram
     f->b = load64(p + 40);
     f->body_crc = load32(p + 48);
     f->ordinal = 0;
-    f->slot = NO_SLOT;
     /* B6 */
     if ((f->type & 0x80) != 0 && f->type != BB_FRAME_HEAD && f->type != BB_FRAME_FRAGMENT &&
         f->type != BB_FRAME_END) {
         return fail(e, BB_UNSUPPORTED_FRAME, at + 8, "type", 0, f->type);
     }
 
-    for (i = 0; i < rd->slot_count; i++) {
-        if (rd->slots[i].state == SLOT_OPEN && rd->slots[i].bundle.number == f->number) {
-            f->slot = i;
-            break;
-        }
-    }
-
+    f->slot = find_open(rd, f->number);
     if (f->type == BB_FRAME_HEAD) {
         /* B10 */
         if (f->length > l->head_bytes) {
@@ -995,9 +1113,7 @@ static int check_header(const reader *rd, const uint8_t *p, uint64_t at, bb_fram
             return fail(e, BB_LIMIT_OPEN_BUNDLES, at + 16, "open bundles", rd->slot_count,
                         (uint64_t)rd->open + 1);
         }
-        for (i = 0; rd->slots[i].state != SLOT_FREE; i++) {
-        }
-        f->slot = i;
+        f->slot = find_free(rd);
         return BB_OK;
     }
 
@@ -1005,7 +1121,7 @@ static int check_header(const reader *rd, const uint8_t *p, uint64_t at, bb_fram
     if (f->slot == NO_SLOT) {
         return fail(e, BB_BUNDLE_NOT_OPEN, at + 16, "bundle_number", 0, f->number);
     }
-    b = &rd->slots[f->slot].bundle;
+    b = bundle_of(rd, f->slot);
     /* B21 */
     if (f->minor != b->minor) {
         return fail(e, BB_FRAME_VERSION, at + 14, "minor", b->minor, f->minor);
@@ -1058,8 +1174,31 @@ typedef struct head_check {
     bool has_tokens;
     uint32_t index;    /* of the record */
     uint32_t last_key; /* attribute keys are never 0 */
-    uint64_t seen[16]; /* filter of names, one bit a hash */
+    bool wide;         /* all of the filter is in use */
+    uint64_t seen[16]; /* filter of names, one bit a hash; of few names the first word */
 } head_check;
+
+/* Not memset as a whole: a handful of tensors needs a handful of words. */
+static void begin_head(head_check *h, const bb_config *config, const uint8_t *table, const bb_desc *desc, uint64_t q,
+                       uint64_t fragment_size, uint64_t tensor_count, bb_error *e) {
+    h->config = config;
+    h->error = e;
+    h->table = table;
+    h->desc = desc;
+    h->q = q;
+    h->fragment_size = fragment_size;
+    h->payload = 0;
+    h->fragments = 0;
+    h->tokens = 0;
+    h->has_tokens = false;
+    h->index = 0;
+    h->last_key = 0;
+    h->wide = tensor_count > 16;
+    h->seen[0] = 0;
+    if (h->wide) {
+        memset(h->seen, 0, sizeof h->seen);
+    }
+}
 
 /* D1 to D7. attribute_bytes is wider than its field for the encoder's sake. */
 static int check_head_fixed(head_check *h, uint32_t flags, uint64_t tensor_count, uint64_t attribute_bytes,
@@ -1099,8 +1238,8 @@ static int check_head_fixed(head_check *h, uint32_t flags, uint64_t tensor_count
     return BB_OK;
 }
 
-static int fail_tensor(const head_check *h, const uint8_t *name, uint32_t name_length, int code, uint64_t offset,
-                       const char *field, uint64_t expected, uint64_t found) {
+BB_COLD static int fail_tensor(const head_check *h, const uint8_t *name, uint32_t name_length, int code,
+                               uint64_t offset, const char *field, uint64_t expected, uint64_t found) {
     fail(h->error, code, offset, field, expected, found);
     if (h->error != NULL) {
         h->error->tensor = (int32_t)h->index;
@@ -1109,19 +1248,22 @@ static int fail_tensor(const head_check *h, const uint8_t *name, uint32_t name_l
     return code;
 }
 
-/* Has an earlier record this name? A filter of 1024 bits answers most cases at
- * once; only a hit is looked up by walking the earlier records. */
+/* Has an earlier record this name? A filter of one bit a hash answers most cases
+ * at once; only a hit is looked up by walking the earlier records. The zeros
+ * after the name have been checked, so it can be taken eight bytes at a time. */
 static bool seen_before(head_check *h, const uint8_t *name, uint32_t length) {
-    uint32_t hash = length, i;
+    uint64_t hash = length, bit;
     const uint8_t *r = h->table;
-    uint64_t bit;
+    uint32_t i, word;
     bool hit;
-    for (i = 0; i < length; i++) {
-        hash = (hash ^ name[i]) * 0x9E3779B1u;
+    for (i = 0; i < length; i += 8) {
+        hash = (hash ^ load64(name + i)) * 0x9E3779B97F4A7C15u;
+        hash ^= hash >> 32;
     }
-    bit = (uint64_t)1 << (hash >> 22 & 63);
-    hit = (h->seen[hash >> 28] & bit) != 0;
-    h->seen[hash >> 28] |= bit;
+    bit = (uint64_t)1 << (hash & 63);
+    word = h->wide ? (uint32_t)(hash >> 6 & 15) : 0;
+    hit = (h->seen[word] & bit) != 0;
+    h->seen[word] |= bit;
     for (i = 0; hit && i < h->index; i++) {
         if (h->table == NULL) {
             const char *other = h->desc->tensors[i].name;
@@ -1148,7 +1290,7 @@ static int check_tensor(head_check *h, const uint8_t *r, uint64_t at, uint64_t e
     const uint8_t *name;
     uint64_t names_at, elements = 1, bytes, blocks, total, count, i;
     uint32_t rank, name_length, axis;
-    bool empty = false;
+    bool empty = false, fits = true;
 
 #define BB_FAIL(code, offset, field, expected, found) \
     return fail_tensor(h, name, name_length, code, offset, field, expected, found)
@@ -1198,9 +1340,9 @@ static int check_tensor(head_check *h, const uint8_t *r, uint64_t at, uint64_t e
     if ((r[5] | r[6] | r[7]) != 0) {
         BB_FAIL(BB_TENSOR_RESERVED, at + 5, "reserved", 0, load32(r + 4) >> 8);
     }
-    /* D19 */
     for (i = 0; i < rank; i++) {
         uint64_t dim = load64(r + RECORD_FIXED + 8 * i);
+        /* D19 */
         if (dim > l->dimension) {
             BB_FAIL(BB_LIMIT_DIMENSION, at + RECORD_FIXED + 8 * i, "dims", l->dimension, dim);
         }
@@ -1219,21 +1361,19 @@ static int check_tensor(head_check *h, const uint8_t *r, uint64_t at, uint64_t e
             BB_FAIL(BB_TENSOR_TOKEN_AXIS, at + 3, "token_axis", BB_NO_TOKEN_AXIS, axis);
         }
     }
-    /* D23: an overflow is over every limit, since a block has more bytes than
-     * elements */
-    bytes = UINT64_MAX;
     for (i = 0; i < rank; i++) {
         uint64_t dim = load64(r + RECORD_FIXED + 8 * i);
-        if (dim == 0) {
-            empty = true;
-        } else if (!multiply(elements, dim, &elements)) {
-            BB_FAIL(BB_LIMIT_PAYLOAD_BYTES, at + RECORD_FIXED, "dims", l->payload_bytes, UINT64_MAX);
-        }
+        empty = empty || dim == 0;
+        fits = multiply(elements, dim != 0 ? dim : 1, &elements) && fits;
     }
     blocks = d->block_elements == 1 ? elements
                                     : elements / d->block_elements + (elements % d->block_elements != 0);
-    if (!multiply(blocks, d->block_bytes, &bytes) || bytes > l->payload_bytes) {
-        BB_FAIL(BB_LIMIT_PAYLOAD_BYTES, at + RECORD_FIXED, "dims", l->payload_bytes, bytes);
+    bytes = UINT64_MAX;
+    fits = multiply(blocks, d->block_bytes, &bytes) && fits;
+    /* D23: what does not fit 64 bits is over every limit, since a block has more
+     * bytes than elements */
+    if (!fits || bytes > l->payload_bytes) {
+        BB_FAIL(BB_LIMIT_PAYLOAD_BYTES, at + RECORD_FIXED, "dims", l->payload_bytes, fits ? bytes : UINT64_MAX);
     }
     if (empty) {
         bytes = 0;
@@ -1245,7 +1385,7 @@ static int check_tensor(head_check *h, const uint8_t *r, uint64_t at, uint64_t e
     }
     h->payload = total;
     /* D25 */
-    if (h->fragment_size % d->block_bytes != 0) {
+    if (h->fragment_size != 0 && h->fragment_size % d->block_bytes != 0) {
         BB_FAIL(BB_FRAGMENT_SIZE, h->q + 16, "fragment_size", 0, h->fragment_size);
     }
     /* D26 */
@@ -1254,16 +1394,19 @@ static int check_tensor(head_check *h, const uint8_t *r, uint64_t at, uint64_t e
         BB_FAIL(BB_LIMIT_FRAGMENTS, h->q + 16, "fragment_size", l->fragments, count);
     }
     h->fragments = count;
-    /* D27 */
-    for (i = 0; i < name_length; i++) {
-        if (!name_byte(name[i])) {
-            BB_FAIL(BB_TENSOR_NAME, names_at + i, "name", 0, name[i]);
+    if (!name_is_plain(name, name_length)) {
+        uint64_t zeros = pad8(name_length) - name_length;
+        for (i = 0; i < name_length; i++) {
+            /* D27 */
+            if (!name_byte(name[i])) {
+                BB_FAIL(BB_TENSOR_NAME, names_at + i, "name", 0, name[i]);
+            }
         }
-    }
-    /* D28 */
-    i = first_nonzero(name + name_length, pad8(name_length) - name_length);
-    if (i < pad8(name_length) - name_length) {
-        BB_FAIL(BB_RECORD_PADDING, names_at + name_length + i, "padding", 0, name[name_length + i]);
+        i = first_nonzero(name + name_length, zeros);
+        /* D28 */
+        if (i < zeros) {
+            BB_FAIL(BB_RECORD_PADDING, names_at + name_length + i, "padding", 0, name[name_length + i]);
+        }
     }
     /* D29 */
     if (seen_before(h, name, name_length)) {
@@ -1283,8 +1426,8 @@ static int check_tensor(head_check *h, const uint8_t *r, uint64_t at, uint64_t e
 #undef BB_FAIL
 }
 
-static int fail_attr(const head_check *h, unsigned key, int code, uint64_t offset, const char *field,
-                     uint64_t expected, uint64_t found) {
+BB_COLD static int fail_attr(const head_check *h, unsigned key, int code, uint64_t offset, const char *field,
+                             uint64_t expected, uint64_t found) {
     const key_row *k = key_of(key);
     fail(h->error, code, offset, field, expected, found);
     if (h->error != NULL && k != NULL) {
@@ -1338,15 +1481,15 @@ static int check_attr(head_check *h, unsigned key, unsigned type, unsigned reser
     if (length != wanted) {
         return fail_attr(h, key, BB_ATTRIBUTE_LENGTH, at + 4, "value_length", wanted, length);
     }
-    /* D59 */
     for (i = 0; type == BB_ATTR_TEXT && i < length; i++) {
+        /* D59 */
         if (value[i] < 0x20 || value[i] > 0x7E) {
             return fail_attr(h, key, BB_ATTRIBUTE_VALUE, at + RECORD_FIXED + i, "value", 0x20, value[i]);
         }
     }
-    /* D60 */
     n = pad8(length) - length;
     i = padding != NULL ? first_nonzero(padding, n) : n;
+    /* D60 */
     if (i < n) {
         return fail_attr(h, key, BB_RECORD_PADDING, at + RECORD_FIXED + length + i, "padding", 0, padding[i]);
     }
@@ -1367,12 +1510,7 @@ static int check_head(const bb_config *config, const bb_frame *f, const uint8_t 
     head_check h;
     int r;
 
-    memset(&h, 0, sizeof h);
-    h.config = config;
-    h.error = e;
-    h.table = body + HEAD_FIXED;
-    h.q = q;
-    h.fragment_size = load64(body + 16);
+    begin_head(&h, config, body + HEAD_FIXED, NULL, q, load64(body + 16), tensor_count, e);
     r = check_head_fixed(&h, load32(body), tensor_count, attribute_bytes, load64(body + 24), f->length);
     if (r != BB_OK) {
         return r;
@@ -1419,7 +1557,6 @@ static int check_head(const bb_config *config, const bb_frame *f, const uint8_t 
         return fail(e, BB_ATTRIBUTE_BLOCK, q + at, "attribute_bytes", end, at);
     }
 
-    memset(out, 0, sizeof *out);
     out->minor = f->minor;
     out->number = f->number;
     out->head_flags = load32(body) & 0xFFFFu;
@@ -1428,10 +1565,34 @@ static int check_head(const bb_config *config, const bb_frame *f, const uint8_t 
     out->fragment_size = h.fragment_size;
     out->payload_bytes = h.payload;
     out->fragments = h.fragments;
+    out->complete = false;
+    out->known = false;
     out->priv.base = base;
     out->priv.first = BB_HEADER_BYTES + pad64(f->length);
     out->priv.attrs = BB_HEADER_BYTES + f->length - attribute_bytes;
+    out->priv.received = 0;
+    out->priv.prefix = 0;
+    out->priv.root = 0;
+    out->priv.extensions = false;
+    out->priv.cursor.record = 0;
     return BB_OK;
+}
+
+/* Has the head frame at p, whole and with its header checked, the body and the
+ * padding of the prepared one? Then the same checks would pass again. */
+static bool is_known(const reader *rd, const bb_frame *f, const uint8_t *p) {
+    const bb_prepared *known = rd->known;
+    return known != NULL && f->type == BB_FRAME_HEAD && f->length == known->body_bytes &&
+           f->body_crc == known->body_crc &&
+           memcmp(p + BB_HEADER_BYTES, known->head.priv.base + BB_HEADER_BYTES, (size_t)pad64(f->length)) == 0;
+}
+
+static void take_known(const reader *rd, const bb_frame *f, const uint8_t *p, bb_bundle *out) {
+    *out = rd->known->head;
+    out->minor = f->minor;
+    out->number = f->number;
+    out->known = true;
+    out->priv.base = p;
 }
 
 /* ---- checks: unit C ------------------------------------------------------ */
@@ -1441,8 +1602,8 @@ static bool checksum_counts(const bb_frame *f, const bb_bundle *b) {
     return f->type != BB_FRAME_FRAGMENT || (b->head_flags & BB_HEAD_NO_CHECKSUMS) == 0;
 }
 
-static int fail_fragment(const bb_bundle *b, const bb_frame *f, int code, uint64_t offset, const char *field,
-                         uint64_t expected, uint64_t found, bb_error *e) {
+BB_COLD static int fail_fragment(const bb_bundle *b, const bb_frame *f, int code, uint64_t offset,
+                                 const char *field, uint64_t expected, uint64_t found, bb_error *e) {
     fail(e, code, offset, field, expected, found);
     if (e != NULL && f->type == BB_FRAME_FRAGMENT) {
         const uint8_t *record = b->priv.base + b->priv.cursor.record;
@@ -1465,8 +1626,8 @@ static int check_frame(const reader *rd, const bb_frame *f, const uint8_t *p, ui
     if (checksum_counts(f, b) && crc != f->body_crc) {
         return fail_fragment(b, f, BB_BODY_CRC, f->at + 48, "body_crc", crc, f->body_crc, e);
     }
-    /* C2 */
     i = first_nonzero(body + f->length, padding);
+    /* C2 */
     if (i < padding) {
         return fail_fragment(b, f, BB_FRAME_PADDING, f->at + BB_HEADER_BYTES + f->length + i, "padding", 0,
                              body[f->length + i], e);
@@ -1485,9 +1646,9 @@ static int check_frame(const reader *rd, const bb_frame *f, const uint8_t *p, ui
                 return fail_fragment(b, f, BB_FRAGMENT_CONFLICT, f->at + BB_HEADER_BYTES, NULL, 0, 0, e);
             }
         }
-        /* C4 */
         if (b->priv.base[c->record] == BB_BOOL) {
             i = first_not_bool(body, f->length);
+            /* C4 */
             if (i < f->length) {
                 return fail_fragment(b, f, BB_BOOL_VALUE, f->at + BB_HEADER_BYTES + i, "payload", 1, body[i], e);
             }
@@ -1505,7 +1666,7 @@ static int check_frame(const reader *rd, const bb_frame *f, const uint8_t *p, ui
  */
 static int next_frame(const reader *rd, const uint8_t *data, size_t size, size_t at, bb_frame *f, size_t *total,
                       bb_error *e) {
-    const uint8_t *p = data + at;
+    const uint8_t *p;
     size_t here = size - at;
     uint64_t whole;
     bool repeated = false;
@@ -1517,6 +1678,7 @@ static int next_frame(const reader *rd, const uint8_t *data, size_t size, size_t
     if (here < sizeof magic) {
         return BB_NEED_MORE;
     }
+    p = data + at; /* not before: data may be NULL when there is nothing */
     r = check_magic(p, at, e);
     if (r != BB_OK) {
         return r;
@@ -1535,97 +1697,126 @@ static int next_frame(const reader *rd, const uint8_t *data, size_t size, size_t
     if (here < whole) {
         return BB_NEED_MORE;
     }
-    b = &rd->slots[f->slot].bundle;
+    b = bundle_of(rd, f->slot);
+    if (is_known(rd, f, p)) {
+        take_known(rd, f, p, b);
+        return BB_OK;
+    }
     if (checksum_counts(f, b)) {
         crc = rd->config->crc32c(0, p + BB_HEADER_BYTES, (size_t)f->length);
     }
     return check_frame(rd, f, p, crc, b, &repeated, e);
 }
 
-static void reader_of_one(reader *rd, const bb_config *config, bb_stream_slot *slot) {
-    memset(slot, 0, sizeof *slot);
+static void reader_of_one(reader *rd, const bb_config *config, const bb_prepared *known, bb_bundle *bundle) {
     rd->config = config;
-    rd->slots = slot;
+    rd->known = known;
+    rd->one = bundle;
+    rd->slots = NULL;
     rd->slot_count = 1;
     rd->open = 0;
     rd->core = true;
 }
 
-static int decode_frames(const bb_config *config, const uint8_t *data, size_t size, bb_bundle *out, bb_error *e) {
-    bb_stream_slot slot;
-    bb_bundle *b = &slot.bundle;
+/* A failed bundle leaves nothing behind. */
+BB_COLD static int leave(bb_bundle *b, int code) {
+    memset(b, 0, sizeof *b);
+    return code;
+}
+
+static int decode_frames(const bb_config *config, const bb_prepared *known, const uint8_t *data, size_t size,
+                         bb_bundle *b, bb_error *e) {
     reader rd;
     bb_frame f;
     size_t at = 0, total;
     int r;
 
-    reader_of_one(&rd, config, &slot);
+    reader_of_one(&rd, config, known, b);
     for (;;) {
         r = next_frame(&rd, data, size, at, &f, &total, e);
         if (r == BB_NEED_MORE) {
             r = fail(e, BB_TRUNCATED, size, "input", (uint64_t)at + total, size);
         }
         if (r != BB_OK) {
-            return fail_in(e, at, r);
+            return leave(b, fail_in(e, at, r));
         }
-        if (f.type == BB_FRAME_HEAD) {
-            slot.state = SLOT_OPEN;
-            rd.open = 1;
-        } else if (f.type == BB_FRAME_FRAGMENT) {
+        if (f.type == BB_FRAME_FRAGMENT) {
             b->priv.received++;
             b->priv.prefix++;
-        } else if (f.type != BB_FRAME_END) {
-            b->priv.extensions = true;
-        }
-        if (f.type == BB_FRAME_END) {
+        } else if (f.type == BB_FRAME_HEAD) {
+            rd.open = 1;
+        } else if (f.type == BB_FRAME_END) {
             break;
+        } else {
+            b->priv.extensions = true;
         }
         at += total;
     }
+    /* trailing_bytes */
     if (size - at > total) {
-        return fail_in(e, at, fail(e, BB_TRAILING_BYTES, at + total, "input", at + total, size));
+        return leave(b, fail_in(e, at, fail(e, BB_TRAILING_BYTES, at + total, "input", at + total, size)));
     }
     b->complete = true;
-    *out = *b;
     return BB_OK;
 }
 
-int bb_decode(const bb_config *config, const void *data, size_t size, bb_bundle *out, bb_error *e) {
+static int decode_one(const bb_config *config, const bb_prepared *known, const void *data, size_t size,
+                      bb_bundle *out, bb_error *e) {
     int r;
-    if (out == NULL || (data == NULL && size != 0)) {
-        return fail(e, BB_E_ARGUMENT, 0, out == NULL ? "out" : "data", 0, 0);
+    if (out == NULL) {
+        return fail(e, BB_E_ARGUMENT, 0, "out", 0, 0);
     }
-    memset(out, 0, sizeof *out); /* a failed bundle leaves nothing behind */
+    if (data == NULL && size != 0) {
+        return leave(out, fail(e, BB_E_ARGUMENT, 0, "data", 0, 0));
+    }
     r = check_config(config, e);
-    return r != BB_OK ? r : decode_frames(config, (const uint8_t *)data, size, out, e);
+    return r != BB_OK ? leave(out, r) : decode_frames(config, known, (const uint8_t *)data, size, out, e);
 }
 
-int bb_decode_head(const bb_config *config, const void *data, size_t size, bb_bundle *out, size_t *frame_bytes,
-                   bb_error *e) {
-    bb_stream_slot slot;
+static int decode_head(const bb_config *config, const bb_prepared *known, const void *data, size_t size,
+                       bb_bundle *out, size_t *frame_bytes, bb_error *e) {
     reader rd;
     bb_frame f;
     size_t total = 0;
     int r;
-    if (out == NULL || (data == NULL && size != 0)) {
-        return fail(e, BB_E_ARGUMENT, 0, out == NULL ? "out" : "data", 0, 0);
+    if (out == NULL) {
+        return fail(e, BB_E_ARGUMENT, 0, "out", 0, 0);
     }
-    memset(out, 0, sizeof *out);
+    if (data == NULL && size != 0) {
+        return leave(out, fail(e, BB_E_ARGUMENT, 0, "data", 0, 0));
+    }
     r = check_config(config, e);
     if (r != BB_OK) {
-        return r;
+        return leave(out, r);
     }
-    reader_of_one(&rd, config, &slot);
+    reader_of_one(&rd, config, known, out);
+    /* Any frame but a head fails B20: nothing is open. */
     r = next_frame(&rd, (const uint8_t *)data, size, 0, &f, &total, e);
     if (frame_bytes != NULL) {
         *frame_bytes = r == BB_OK || r == BB_NEED_MORE ? total : 0;
     }
     if (r == BB_NEED_MORE) {
         fail(e, BB_NEED_MORE, size, "input", total, size);
-    } else if (r == BB_OK) {
-        *out = slot.bundle; /* any other frame fails B20: nothing is open */
     }
-    return r;
+    return r == BB_OK ? r : leave(out, r);
+}
+
+int bb_decode(const bb_config *config, const void *data, size_t size, bb_bundle *out, bb_error *e) {
+    return decode_one(config, NULL, data, size, out, e);
+}
+
+int bb_decode_head(const bb_config *config, const void *data, size_t size, bb_bundle *out, size_t *frame_bytes,
+                   bb_error *e) {
+    return decode_head(config, NULL, data, size, out, frame_bytes, e);
+}
+
+int bb_prepared_decode(const bb_prepared *prepared, const void *data, size_t size, bb_bundle *out, bb_error *e) {
+    return decode_one(prepared != NULL ? &prepared->config : NULL, prepared, data, size, out, e);
+}
+
+int bb_prepared_decode_head(const bb_prepared *prepared, const void *data, size_t size, bb_bundle *out,
+                            size_t *frame_bytes, bb_error *e) {
+    return decode_head(prepared != NULL ? &prepared->config : NULL, prepared, data, size, out, frame_bytes, e);
 }
 
 /* ---- reading a view ------------------------------------------------------ */
@@ -1761,6 +1952,204 @@ int bb_attr_find(const bb_bundle *b, uint16_t key, bb_attr *out) {
     return -1;
 }
 
+/* ---- contracts ----------------------------------------------------------- */
+
+/* Whether the bundle has the attribute that the rule demands. */
+static bool attr_holds(const bb_contract_attr *rule, const bb_bundle *b) {
+    const bb_attr *want = &rule->attr;
+    bb_attr found;
+    if (bb_attr_find(b, want->key, &found) < 0 || found.type != want->type) {
+        return false;
+    }
+    if (rule->any) {
+        return true;
+    }
+    if (want->type <= BB_ATTR_F64) {
+        return found.u64 == want->u64;
+    }
+    return found.length == want->length &&
+           (want->length == 0 || (want->value != NULL && memcmp(found.value, want->value, want->length) == 0));
+}
+
+BB_COLD static int fail_rule(int code, int32_t tensor, const char *name, const char *field, uint64_t expected,
+                             uint64_t found, bb_error *e) {
+    fail(e, code, 0, field, expected, found);
+    if (e != NULL) {
+        size_t n;
+        e->tensor = tensor;
+        for (n = 0; name != NULL && name[n] != '\0' && n < sizeof e->name - 1; n++) {
+            e->name[n] = name[n];
+        }
+    }
+    return code;
+}
+
+static bool same_text(const char *a, const char *b) {
+    while (*a != '\0' && *a == *b) {
+        a++;
+        b++;
+    }
+    return *a == *b;
+}
+
+/* The names have been found to differ: how? */
+BB_COLD static int fail_names(const bb_contract *c, const bb_bundle *b, bb_error *e) {
+    uint32_t i, k;
+    bb_tensor t;
+    for (i = 0; i < c->tensor_count; i++) {
+        if (c->tensors[i].name == NULL) {
+            return fail(e, BB_E_ARGUMENT, 0, "contract", 0, 0);
+        }
+    }
+    for (i = 0; i < c->tensor_count; i++) {
+        /* contract_missing */
+        if (bb_tensor_find(b, c->tensors[i].name, NULL) < 0) {
+            return fail_rule(BB_CONTRACT_MISSING, -1, c->tensors[i].name, NULL, 0, 0, e);
+        }
+    }
+    for (i = 0; i < b->tensor_count; i++) {
+        bb_tensor_at(b, i, &t);
+        for (k = 0; k < c->tensor_count && !same_text(c->tensors[k].name, t.name); k++) {
+        }
+        /* contract_extra */
+        if (k == c->tensor_count) {
+            return fail_rule(BB_CONTRACT_EXTRA, (int32_t)i, t.name, NULL, 0, 0, e);
+        }
+    }
+    for (i = 0; i < b->tensor_count && i < c->tensor_count; i++) {
+        bb_tensor_at(b, i, &t);
+        /* contract_order */
+        if (!same_text(c->tensors[i].name, t.name)) {
+            return fail_rule(BB_CONTRACT_ORDER, (int32_t)i, t.name, NULL, 0, 0, e);
+        }
+    }
+    return fail(e, BB_E_ARGUMENT, 0, "contract", 0, 0); /* it has a name twice */
+}
+
+/* What the symbols stand for; those without a value are not in `known`. */
+typedef struct symbols {
+    uint64_t known;
+    uint64_t value[64];
+} symbols;
+
+/* The first dimension of the contract in which a symbol stands alone gives its
+ * value, unless the bundle's tensor has another rank. False if a symbol stands
+ * alone nowhere. */
+static bool bind_symbols(const bb_contract *c, const bb_bundle *b, symbols *s) {
+    uint64_t decided = 0, used = 0;
+    bb_attr tokens;
+    bb_cursor at;
+    uint32_t i;
+    unsigned k, n;
+    s->known = 0;
+    if (bb_attr_find(b, BB_KEY_N_TOKENS, &tokens) >= 0) {
+        decided = s->known = BB_SYMBOL_TOKENS;
+        s->value[0] = tokens.u64;
+    }
+    memset(&at, 0, sizeof at);
+    for (i = 0; i < c->tensor_count; i++) {
+        const bb_contract_tensor *rule = &c->tensors[i];
+        const uint8_t *r;
+        seek(b, &at, i);
+        r = b->priv.base + at.record;
+        for (k = 0; k < rule->rank && k < BB_MAX_RANK; k++) {
+            uint64_t mask = rule->dims[k].symbols;
+            used |= mask;
+            if (mask == 0 || (mask & (mask - 1)) != 0 || rule->dims[k].number != 0 || (mask & decided) != 0) {
+                continue;
+            }
+            decided |= mask;
+            if (r[2] == rule->rank) {
+                for (n = 0; mask >> n != 1; n++) {
+                }
+                s->known |= mask;
+                s->value[n] = load64(r + RECORD_FIXED + 8 * (size_t)k);
+            }
+        }
+    }
+    return (used & ~decided) == 0;
+}
+
+/* False if a symbol has no value: the tensor that should have given it is what
+ * is wrong. UINT64_MAX, which no dimension is, for a sum that does not fit. */
+static bool sum_of(const bb_contract_dim *d, const symbols *s, uint64_t *sum) {
+    uint64_t left = d->symbols;
+    unsigned n;
+    *sum = d->number;
+    if ((d->symbols & ~s->known) != 0) {
+        return false;
+    }
+    for (n = 0; left != 0; n++, left >>= 1) {
+        if ((left & 1) != 0) {
+            *sum = s->value[n] > UINT64_MAX - *sum ? UINT64_MAX : *sum + s->value[n];
+        }
+    }
+    return true;
+}
+
+int bb_contract_compare(const bb_contract *c, const bb_bundle *b, bb_error *e) {
+    symbols s;
+    bb_cursor at;
+    uint32_t i, k;
+    bool same;
+    if (c == NULL || b == NULL || b->priv.base == NULL || (c->attrs == NULL && c->attr_count != 0) ||
+        (c->tensors == NULL && c->tensor_count != 0)) {
+        return fail(e, BB_E_ARGUMENT, 0, "contract", 0, 0);
+    }
+    for (i = 0; i < c->attr_count; i++) {
+        const bb_contract_attr *rule = &c->attrs[i];
+        if (i > 0 && rule->attr.key <= rule[-1].attr.key) {
+            return fail(e, BB_E_ARGUMENT, 0, "attrs", (uint64_t)rule[-1].attr.key + 1, rule->attr.key);
+        }
+        /* contract_attribute */
+        if (!attr_holds(rule, b)) {
+            return fail_rule(BB_CONTRACT_ATTRIBUTE, -1, bb_attr_key_name(rule->attr.key), "key", rule->attr.key,
+                             bb_attr_find(b, rule->attr.key, NULL) >= 0 ? rule->attr.key : 0, e);
+        }
+    }
+    same = c->tensor_count == b->tensor_count;
+    memset(&at, 0, sizeof at);
+    for (i = 0; same && i < b->tensor_count; i++) {
+        const uint8_t *r;
+        seek(b, &at, i);
+        r = b->priv.base + at.record;
+        same = c->tensors[i].name != NULL &&
+               text_is(c->tensors[i].name, r + RECORD_FIXED + 8 * (size_t)r[2], r[4]);
+    }
+    if (!same) {
+        return fail_names(c, b, e);
+    }
+    if (!bind_symbols(c, b, &s)) {
+        return fail(e, BB_E_ARGUMENT, 0, "contract", 0, 0);
+    }
+    for (i = 0; i < b->tensor_count; i++) {
+        const bb_contract_tensor *rule = &c->tensors[i];
+        const uint8_t *r;
+        seek(b, &at, i);
+        r = b->priv.base + at.record;
+        /* contract_dtype */
+        if (r[0] != rule->dtype) {
+            return fail_rule(BB_CONTRACT_DTYPE, (int32_t)i, rule->name, "dtype", rule->dtype, r[0], e);
+        }
+        /* contract_shape */
+        if (r[2] != rule->rank) {
+            return fail_rule(BB_CONTRACT_SHAPE, (int32_t)i, rule->name, "rank", rule->rank, r[2], e);
+        }
+        for (k = 0; k < rule->rank; k++) {
+            uint64_t dim = load64(r + RECORD_FIXED + 8 * (size_t)k), sum;
+            /* contract_shape */
+            if (sum_of(&rule->dims[k], &s, &sum) && sum != dim) {
+                return fail_rule(BB_CONTRACT_SHAPE, (int32_t)i, rule->name, "dims", sum, dim, e);
+            }
+        }
+        /* contract_token_axis */
+        if (r[3] != rule->token_axis) {
+            return fail_rule(BB_CONTRACT_TOKEN_AXIS, (int32_t)i, rule->name, "token_axis", rule->token_axis, r[3], e);
+        }
+    }
+    return BB_OK;
+}
+
 /* ---- encoding ------------------------------------------------------------ */
 
 /* Up to 64: a name without its NUL is longer than any limit. */
@@ -1820,12 +2209,7 @@ static int lay_out(const bb_config *config, const bb_desc *d, layout *o, bb_erro
     if (o->body > config->limits.head_bytes) {
         return fail(e, BB_LIMIT_HEAD_BYTES, 24, "body_length", config->limits.head_bytes, o->body);
     }
-    memset(&h, 0, sizeof h);
-    h.config = config;
-    h.error = e;
-    h.desc = d;
-    h.q = BB_HEADER_BYTES;
-    h.fragment_size = d->fragment_size;
+    begin_head(&h, config, NULL, d, BB_HEADER_BYTES, d->fragment_size, d->tensor_count, e);
     r = check_head_fixed(&h, d->no_checksums ? BB_HEAD_NO_CHECKSUMS : 0, d->tensor_count, o->attributes, 0, o->body);
     if (r != BB_OK) {
         return r;
@@ -1959,52 +2343,96 @@ static uint32_t put_payload(const bb_config *config, uint8_t *dst, const uint8_t
     return crc;
 }
 
-int bb_encode(const bb_config *config, const bb_desc *d, void *dst, size_t cap, size_t *written, bb_error *e) {
-    uint8_t *p = (uint8_t *)dst;
-    uint64_t at;
-    layout o;
+/* Where an encoding goes: all of it to one place, or everything but the caller's
+ * own payloads, with parts that say in which order to send both. */
+typedef struct sink {
+    uint8_t *at;    /* the next byte to write */
+    uint8_t *begin; /* the first byte that no part names yet */
+    bb_part *parts; /* NULL: payloads are copied */
+    size_t count;
+} sink;
+
+static void end_part(sink *s) {
+    s->parts[s->count].data = s->begin;
+    s->parts[s->count].size = (size_t)(s->at - s->begin);
+    s->count++;
+    s->begin = s->at;
+}
+
+/* Bytes of an element to be reversed, 0 if the caller's order is the bundle's. */
+static uint32_t swap_of(const bb_tensor *t, const dtype_row *type) {
+    return type->both_orders && t->byte_order != (unsigned)BB_NATIVE_ORDER ? type->block_bytes : 0;
+}
+
+/* Only for a tensor that lay_out has passed. */
+static uint64_t tensor_bytes(const bb_tensor *t, const dtype_row *type) {
+    uint64_t n = 1;
+    unsigned i;
+    for (i = 0; i < t->rank; i++) {
+        if (t->dims[i] == 0) {
+            return 0;
+        }
+        n *= t->dims[i];
+    }
+    return type->block_elements == 1 ? n * type->block_bytes : n / type->block_elements * type->block_bytes;
+}
+
+/* Bytes that bb_encode_parts writes itself, and how many parts there are. */
+static void count_parts(const bb_desc *d, const layout *o, uint64_t *own, uint64_t *count) {
     uint32_t i;
-    int r;
-    if (written == NULL) {
-        return fail(e, BB_E_ARGUMENT, 0, "written", 0, 0);
+    *own = o->total;
+    *count = 1;
+    for (i = 0; i < d->tensor_count; i++) {
+        const bb_tensor *t = &d->tensors[i];
+        const dtype_row *type = dtype_of(t->dtype);
+        if (swap_of(t, type) == 0) {
+            uint64_t bytes = tensor_bytes(t, type);
+            *own -= bytes;
+            *count += 2 * fragments_of(bytes, d->fragment_size);
+        }
     }
-    *written = 0;
-    r = lay_out(config, d, &o, e);
-    if (r != BB_OK) {
-        return r;
-    }
-    if (dst == NULL || o.total > cap) {
-        return fail(e, BB_E_SPACE, 0, "cap", o.total, cap);
-    }
-    put_head(config, d, &o, p);
-    at = BB_HEADER_BYTES + pad64(o.body);
+}
+
+/* The fragment frames and the end. `at`: offset of the first in the encoding. */
+static int put_frames(const bb_config *config, const bb_desc *d, const layout *o, uint64_t at, sink *s, bb_error *e) {
+    uint32_t i;
     for (i = 0; i < d->tensor_count; i++) {
         const bb_tensor *t = &d->tensors[i];
         const dtype_row *type = dtype_of(t->dtype);
         const uint8_t *src = (const uint8_t *)t->data;
-        uint8_t record[RECORD_FIXED + 8 * BB_MAX_RANK + BB_MAX_NAME + 1];
-        uint32_t swap = type->both_orders && t->byte_order != (unsigned)BB_NATIVE_ORDER ? type->block_bytes : 0;
-        uint64_t bytes, done, n;
-        put_record(record, t, name_length_of(t));
-        bytes = record_bytes(record);
+        uint64_t bytes = tensor_bytes(t, type), done, n;
+        uint32_t swap = swap_of(t, type);
+        int r = BB_OK;
         if (bytes != 0 && src == NULL) {
-            fail(e, BB_E_ARGUMENT, at, "data", bytes, 0);
-            r = BB_E_ARGUMENT;
+            r = fail(e, BB_E_ARGUMENT, at, "data", bytes, 0);
         }
         for (done = 0; r == BB_OK && done < bytes; done += n) {
-            uint8_t *body = p + at + BB_HEADER_BYTES;
+            uint8_t *header = s->at;
+            uint32_t crc = 0;
             uint64_t bad;
-            uint32_t crc;
             n = d->fragment_size == 0 ? bytes : smaller(d->fragment_size, bytes - done);
-            /* C4 */
             bad = t->dtype == BB_BOOL ? first_not_bool(src + done, n) : n;
+            /* C4 */
             if (bad < n) {
                 r = fail(e, BB_BOOL_VALUE, at + BB_HEADER_BYTES + bad, "payload", 1, src[done + bad]);
                 break;
             }
-            crc = put_payload(config, body, src + done, n, swap, !d->no_checksums);
-            memset(body + n, 0, (size_t)(pad64(n) - n));
-            put_header(config, d, p + at, BB_FRAME_FRAGMENT, n, i, done, crc);
+            s->at += BB_HEADER_BYTES;
+            if (s->parts != NULL && swap == 0) {
+                end_part(s);
+                s->parts[s->count].data = src + done;
+                s->parts[s->count].size = (size_t)n;
+                s->count++;
+                if (!d->no_checksums) {
+                    crc = config->crc32c(0, src + done, (size_t)n);
+                }
+            } else {
+                crc = put_payload(config, s->at, src + done, n, swap, !d->no_checksums);
+                s->at += n;
+            }
+            memset(s->at, 0, (size_t)(pad64(n) - n));
+            s->at += pad64(n) - n;
+            put_header(config, d, header, BB_FRAME_FRAGMENT, n, i, done, crc);
             at += BB_HEADER_BYTES + pad64(n);
         }
         if (r != BB_OK) {
@@ -2016,9 +2444,224 @@ int bb_encode(const bb_config *config, const bb_desc *d, void *dst, size_t cap, 
             return r;
         }
     }
-    put_header(config, d, p + at, BB_FRAME_END, 0, o.fragments, o.payload, 0);
-    *written = (size_t)o.total;
+    put_header(config, d, s->at, BB_FRAME_END, 0, o->fragments, o->payload, 0);
+    s->at += BB_HEADER_BYTES;
+    if (s->parts != NULL) {
+        end_part(s);
+    }
     return BB_OK;
+}
+
+/* Is the head frame of this description the prepared one, number and minor aside? */
+static bool is_prepared(const bb_prepared *known, const bb_desc *d) {
+    const uint8_t *r;
+    uint32_t i, k;
+    if (known == NULL || known->head.priv.base == NULL || d == NULL || d->tensor_count != known->head.tensor_count ||
+        d->attr_count != known->head.attribute_count || d->fragment_size != known->head.fragment_size ||
+        d->no_checksums != ((known->head.head_flags & BB_HEAD_NO_CHECKSUMS) != 0) ||
+        (d->tensors == NULL && d->tensor_count != 0) || (d->attrs == NULL && d->attr_count != 0)) {
+        return false;
+    }
+    r = known->head.priv.base + BB_HEADER_BYTES + HEAD_FIXED;
+    for (i = 0; i < d->tensor_count; i++) {
+        const bb_tensor *t = &d->tensors[i];
+        const uint8_t *dims = r + RECORD_FIXED;
+        if (t->dtype != r[0] || t->byte_order != r[1] || t->rank != r[2] || t->token_axis != r[3] ||
+            memcmp(t->name, dims + 8 * (size_t)r[2], r[4]) != 0 || t->name[r[4]] != '\0') {
+            return false;
+        }
+        for (k = 0; k < t->rank; k++) {
+            if (t->dims[k] != load64(dims + 8 * k)) {
+                return false;
+            }
+        }
+        if (t->bytes != 0 && t->bytes != tensor_bytes(t, dtype_of(t->dtype))) {
+            return false;
+        }
+        r += record_size(r);
+    }
+    for (i = 0; i < d->attr_count; i++) {
+        const bb_attr *a = &d->attrs[i];
+        uint32_t length = load32(r + 4);
+        if (a->key != load16(r) || a->type != r[2]) {
+            return false;
+        }
+        if (a->type <= BB_ATTR_F64) {
+            if (a->u64 != load64(r + RECORD_FIXED)) {
+                return false;
+            }
+        } else if (a->length != length ||
+                   (length != 0 && (a->value == NULL || memcmp(a->value, r + RECORD_FIXED, length) != 0))) {
+            return false;
+        }
+        r += RECORD_FIXED + pad8(length);
+    }
+    return true;
+}
+
+static void layout_of(const bb_prepared *known, layout *o) {
+    o->body = known->body_bytes;
+    o->payload = known->head.payload_bytes;
+    o->fragments = known->head.fragments;
+    o->total = known->total;
+}
+
+/* One encoder behind four functions. parts: NULL for one piece. */
+static int encode(const bb_config *config, const bb_prepared *known, const bb_desc *d, void *dst, size_t cap,
+                  bb_part *parts, size_t part_cap, size_t *written, bb_error *e) {
+    layout o;
+    sink s;
+    uint64_t own, count = 0, head;
+    int r;
+    if (written == NULL) {
+        return fail(e, BB_E_ARGUMENT, 0, parts != NULL ? "part_count" : "written", 0, 0);
+    }
+    *written = 0;
+    if (is_prepared(known, d)) {
+        layout_of(known, &o);
+    } else {
+        known = NULL;
+        r = lay_out(config, d, &o, e);
+        if (r != BB_OK) {
+            return r;
+        }
+    }
+    own = o.total;
+    if (parts != NULL) {
+        count_parts(d, &o, &own, &count);
+    }
+    if (dst == NULL || own > cap) {
+        return fail(e, BB_E_SPACE, 0, parts != NULL ? "scratch_size" : "cap", own, cap);
+    }
+    if (count > part_cap) {
+        return fail(e, BB_E_SPACE, 0, "part_cap", count, part_cap);
+    }
+    head = BB_HEADER_BYTES + pad64(o.body);
+    s.at = (uint8_t *)dst;
+    s.begin = s.at;
+    s.parts = parts;
+    s.count = 0;
+    if (known != NULL) {
+        memcpy(s.at + BB_HEADER_BYTES, known->head.priv.base + BB_HEADER_BYTES, (size_t)pad64(o.body));
+        put_header(config, d, s.at, BB_FRAME_HEAD, o.body, 0, 0, known->body_crc);
+    } else {
+        put_head(config, d, &o, s.at);
+    }
+    s.at += head;
+    r = put_frames(config, d, &o, head, &s, e);
+    if (r == BB_OK) {
+        *written = parts != NULL ? s.count : (size_t)o.total;
+    }
+    return r;
+}
+
+int bb_encode(const bb_config *config, const bb_desc *d, void *dst, size_t cap, size_t *written, bb_error *e) {
+    return encode(config, NULL, d, dst, cap, NULL, 0, written, e);
+}
+
+int bb_encode_parts(const bb_config *config, const bb_desc *d, bb_part *parts, size_t part_cap, size_t *part_count,
+                    void *scratch, size_t scratch_size, bb_error *e) {
+    if (parts == NULL) {
+        return fail(e, BB_E_ARGUMENT, 0, "parts", 0, 0);
+    }
+    return encode(config, NULL, d, scratch, scratch_size, parts, part_cap, part_count, e);
+}
+
+int bb_encode_parts_size(const bb_config *config, const bb_desc *d, uint64_t *part_count, uint64_t *scratch_size,
+                         bb_error *e) {
+    layout o;
+    int r;
+    if (part_count == NULL || scratch_size == NULL) {
+        return fail(e, BB_E_ARGUMENT, 0, part_count == NULL ? "part_count" : "scratch_size", 0, 0);
+    }
+    *part_count = *scratch_size = 0;
+    r = lay_out(config, d, &o, e);
+    if (r == BB_OK) {
+        count_parts(d, &o, scratch_size, part_count);
+    }
+    return r;
+}
+
+/* ---- prepared heads ------------------------------------------------------ */
+
+/* The head frame in `memory` has passed every check. */
+static int prepare(bb_prepared *p, const bb_config *config, const uint8_t *memory) {
+    bb_frame f;
+    int r;
+    memset(&f, 0, sizeof f);
+    f.type = BB_FRAME_HEAD;
+    f.minor = load16(memory + 14);
+    f.number = load64(memory + 16);
+    f.length = load64(memory + 24);
+    r = check_head(config, &f, memory, &p->head, NULL);
+    if (r == BB_OK) {
+        const uint8_t *record = memory + BB_HEADER_BYTES + HEAD_FIXED;
+        uint32_t i;
+        p->config = *config;
+        p->body_bytes = f.length;
+        p->body_crc = load32(memory + 48);
+        p->total = p->head.priv.first + BB_HEADER_BYTES;
+        for (i = 0; i < p->head.tensor_count; i++) {
+            p->total += frames_size(record_bytes(record), p->head.fragment_size);
+            record += record_size(record);
+        }
+    }
+    return r;
+}
+
+int bb_prepare_encode(bb_prepared *prepared, const bb_config *config, const bb_desc *d, void *memory,
+                      size_t memory_size, bb_error *e) {
+    layout o;
+    int r;
+    if (prepared == NULL) {
+        return fail(e, BB_E_ARGUMENT, 0, "prepared", 0, 0);
+    }
+    memset(prepared, 0, sizeof *prepared);
+    r = lay_out(config, d, &o, e);
+    if (r != BB_OK) {
+        return r;
+    }
+    if (memory == NULL || BB_HEADER_BYTES + pad64(o.body) > memory_size) {
+        return fail(e, BB_E_SPACE, 0, "memory_size", BB_HEADER_BYTES + pad64(o.body), memory_size);
+    }
+    put_head(config, d, &o, (uint8_t *)memory);
+    return prepare(prepared, config, (const uint8_t *)memory);
+}
+
+int bb_prepare_decode(bb_prepared *prepared, const bb_config *config, const void *data, size_t size, void *memory,
+                      size_t memory_size, bb_error *e) {
+    bb_bundle head;
+    size_t total;
+    int r;
+    if (prepared == NULL) {
+        return fail(e, BB_E_ARGUMENT, 0, "prepared", 0, 0);
+    }
+    memset(prepared, 0, sizeof *prepared);
+    r = decode_head(config, NULL, data, size, &head, &total, e);
+    if (r != BB_OK) {
+        return r;
+    }
+    if (memory == NULL || total > memory_size) {
+        return fail(e, BB_E_SPACE, 0, "memory_size", total, memory_size);
+    }
+    memmove(memory, data, total);
+    return prepare(prepared, config, (const uint8_t *)memory);
+}
+
+int bb_prepared_encode(const bb_prepared *prepared, const bb_desc *d, void *dst, size_t cap, size_t *written,
+                       bb_error *e) {
+    if (prepared == NULL) {
+        return fail(e, BB_E_ARGUMENT, 0, "prepared", 0, 0);
+    }
+    return encode(&prepared->config, prepared, d, dst, cap, NULL, 0, written, e);
+}
+
+int bb_prepared_encode_parts(const bb_prepared *prepared, const bb_desc *d, bb_part *parts, size_t part_cap,
+                             size_t *part_count, void *scratch, size_t scratch_size, bb_error *e) {
+    if (prepared == NULL || parts == NULL) {
+        return fail(e, BB_E_ARGUMENT, 0, prepared == NULL ? "prepared" : "parts", 0, 0);
+    }
+    return encode(&prepared->config, prepared, d, scratch, scratch_size, parts, part_cap, part_count, e);
 }
 
 /* ---- decoding a stream --------------------------------------------------- */
@@ -2058,6 +2701,27 @@ int bb_stream_init(bb_stream *s, const bb_config *config, unsigned flags, bb_str
     s->user = user;
     s->flags = flags;
     s->closing = NO_SLOT;
+    return BB_OK;
+}
+
+int bb_stream_prepare(bb_stream *s, const bb_prepared *prepared) {
+    const bb_limits *a, *b;
+    if (s == NULL) {
+        return BB_E_ARGUMENT;
+    }
+    s->known = NULL;
+    if (prepared == NULL) {
+        return BB_OK;
+    }
+    a = &s->config.limits;
+    b = &prepared->config.limits;
+    if (a->head_bytes != b->head_bytes || a->tensors != b->tensors || a->name_bytes != b->name_bytes ||
+        a->rank != b->rank || a->dimension != b->dimension || a->payload_bytes != b->payload_bytes ||
+        a->attribute_bytes != b->attribute_bytes || a->fragments != b->fragments ||
+        s->config.require_checksums != prepared->config.require_checksums) {
+        return BB_E_ARGUMENT; /* the head has passed other checks than the stream's */
+    }
+    s->known = prepared;
     return BB_OK;
 }
 
@@ -2113,9 +2777,14 @@ static int finish_frame(bb_stream *s, const reader *rd, bb_event *event) {
     bb_bundle *b = &slot->bundle;
     uint8_t *p = slot->memory + slot->used;
     bool repeated = false;
-    int r = check_frame(rd, f, p, s->crc, b, &repeated, &s->error);
-    if (r != BB_OK) {
-        return r;
+    int r;
+    if (is_known(rd, f, p)) {
+        take_known(rd, f, p, b);
+    } else {
+        r = check_frame(rd, f, p, s->crc, b, &repeated, &s->error);
+        if (r != BB_OK) {
+            return r;
+        }
     }
     event->slot = f->slot;
     event->bundle = b;
@@ -2181,6 +2850,8 @@ int bb_stream_push(bb_stream *s, const void *data, size_t size, size_t *taken, b
         s->closing = NO_SLOT;
     }
     rd.config = &s->config;
+    rd.known = s->known;
+    rd.one = NULL;
     rd.slots = s->slots;
     rd.slot_count = s->slot_count;
     rd.open = s->open;
@@ -2264,6 +2935,7 @@ int bb_stream_finish(bb_stream *s, bb_error *e) {
         }
         return s->error.code;
     }
+    /* truncated */
     if (s->have != 0 || s->need != 0 || s->open != 0 ||
         ((s->flags & BB_STREAM_SINGLE) != 0 && s->bundles == 0)) {
         if (s->have == 0 && s->need == 0) {
@@ -2290,6 +2962,11 @@ size_t bb_sizeof(int struct_id) {
     case BB_STRUCT_EVENT: return sizeof(bb_event);
     case BB_STRUCT_STREAM_SLOT: return sizeof(bb_stream_slot);
     case BB_STRUCT_STREAM: return sizeof(bb_stream);
+    case BB_STRUCT_PART: return sizeof(bb_part);
+    case BB_STRUCT_PREPARED: return sizeof(bb_prepared);
+    case BB_STRUCT_CONTRACT: return sizeof(bb_contract);
+    case BB_STRUCT_CONTRACT_TENSOR: return sizeof(bb_contract_tensor);
+    case BB_STRUCT_CONTRACT_ATTR: return sizeof(bb_contract_attr);
     default: return 0;
     }
 }

@@ -21,7 +21,7 @@
 
 /* Changes when a struct, an enum or a signature of this header changes.
  * Not the format's version. */
-#define BB_ABI_VERSION 1
+#define BB_ABI_VERSION 2
 
 /* The format's version that the codec knows. */
 #define BB_MAJOR 1
@@ -59,6 +59,16 @@
 #define bb_attr_find BB_PASTE(BB_PREFIX, bb_attr_find)
 #define bb_encoded_size BB_PASTE(BB_PREFIX, bb_encoded_size)
 #define bb_encode BB_PASTE(BB_PREFIX, bb_encode)
+#define bb_encode_parts_size BB_PASTE(BB_PREFIX, bb_encode_parts_size)
+#define bb_encode_parts BB_PASTE(BB_PREFIX, bb_encode_parts)
+#define bb_contract_compare BB_PASTE(BB_PREFIX, bb_contract_compare)
+#define bb_prepare_encode BB_PASTE(BB_PREFIX, bb_prepare_encode)
+#define bb_prepare_decode BB_PASTE(BB_PREFIX, bb_prepare_decode)
+#define bb_prepared_encode BB_PASTE(BB_PREFIX, bb_prepared_encode)
+#define bb_prepared_encode_parts BB_PASTE(BB_PREFIX, bb_prepared_encode_parts)
+#define bb_prepared_decode BB_PASTE(BB_PREFIX, bb_prepared_decode)
+#define bb_prepared_decode_head BB_PASTE(BB_PREFIX, bb_prepared_decode_head)
+#define bb_stream_prepare BB_PASTE(BB_PREFIX, bb_stream_prepare)
 #define bb_stream_init BB_PASTE(BB_PREFIX, bb_stream_init)
 #define bb_stream_push BB_PASTE(BB_PREFIX, bb_stream_push)
 #define bb_stream_finish BB_PASTE(BB_PREFIX, bb_stream_finish)
@@ -147,7 +157,7 @@ enum bb_status {
     BB_LIMIT_OPEN_BUNDLES = 508,
     BB_LIMIT_EXTENSION_BYTES = 509,
 
-    /* for the consumer that compares a contract; the codec gives none of these */
+    /* from bb_contract_compare alone */
     BB_CONTRACT_ATTRIBUTE = 600,
     BB_CONTRACT_MISSING = 601,
     BB_CONTRACT_EXTRA = 602,
@@ -309,6 +319,7 @@ typedef struct bb_bundle {
     uint64_t payload_bytes; /* of all tensors */
     uint64_t fragments;     /* that tile the payload */
     bool complete;          /* the end frame has been checked: tensors are final */
+    bool known;             /* the head is the prepared one: so is what a contract says of it */
     struct {
         const uint8_t *base; /* the head frame */
         uint64_t first;      /* offset of the frame after the head */
@@ -362,6 +373,100 @@ typedef struct bb_desc {
 BB_API int bb_encoded_size(const bb_config *config, const bb_desc *desc, uint64_t *size, bb_error *error);
 BB_API int bb_encode(const bb_config *config, const bb_desc *desc, void *dst, size_t cap, size_t *written,
                      bb_error *error);
+
+/* A part of an encoding; members and order as in POSIX's struct iovec. */
+typedef struct bb_part {
+    const void *data;
+    size_t size;
+} bb_part;
+
+/*
+ * The same bytes as bb_encode, in parts for writev or sendmsg: headers, padding
+ * and reversed payloads lie in `scratch`, every payload whose byte order is this
+ * machine's stays where the caller has it. The checksums hold for the payloads
+ * as they are now: let them be until the parts are sent. One part more than two
+ * a fragment at most; the system takes no more than IOV_MAX at a time.
+ *
+ * bb_encode_parts_size: how many parts and how much scratch it takes.
+ */
+BB_API int bb_encode_parts_size(const bb_config *config, const bb_desc *desc, uint64_t *part_count,
+                                uint64_t *scratch_size, bb_error *error);
+BB_API int bb_encode_parts(const bb_config *config, const bb_desc *desc, bb_part *parts, size_t part_cap,
+                           size_t *part_count, void *scratch, size_t scratch_size, bb_error *error);
+
+/* ---- prepared heads ------------------------------------------------------ */
+
+/*
+ * A head that has passed its checks once, for a boundary over which the same
+ * head travels again and again while number, minor and payloads change, as in a
+ * decode step. Everything else goes the ordinary way: results, errors and
+ * offsets are those of the functions without "prepared".
+ *
+ * `memory` holds the head frame as long as the preparation is used.
+ * BB_E_SPACE: it needs error->expected bytes (never more than limits.head_bytes
+ * + 128). `config` is copied. May be used by several threads at a time.
+ */
+typedef struct bb_prepared {
+    bb_config config;
+    bb_bundle head;
+    uint64_t body_bytes, total; /* of the head's body; of the whole encoding */
+    uint32_t body_crc;
+} bb_prepared; /* private */
+
+/* From a description as for bb_encode (payloads are not looked at), or from
+ * bytes that begin with a head frame as for bb_decode_head. Either serves both
+ * encoding and decoding. */
+BB_API int bb_prepare_encode(bb_prepared *prepared, const bb_config *config, const bb_desc *desc, void *memory,
+                             size_t memory_size, bb_error *error);
+BB_API int bb_prepare_decode(bb_prepared *prepared, const bb_config *config, const void *data, size_t size,
+                             void *memory, size_t memory_size, bb_error *error);
+
+BB_API int bb_prepared_encode(const bb_prepared *prepared, const bb_desc *desc, void *dst, size_t cap,
+                              size_t *written, bb_error *error);
+BB_API int bb_prepared_encode_parts(const bb_prepared *prepared, const bb_desc *desc, bb_part *parts,
+                                    size_t part_cap, size_t *part_count, void *scratch, size_t scratch_size,
+                                    bb_error *error);
+
+/* The bundle's `known` tells whether its head was the prepared one. */
+BB_API int bb_prepared_decode(const bb_prepared *prepared, const void *data, size_t size, bb_bundle *out,
+                              bb_error *error);
+BB_API int bb_prepared_decode_head(const bb_prepared *prepared, const void *data, size_t size, bb_bundle *out,
+                                   size_t *frame_bytes, bb_error *error);
+
+/* ---- contracts ----------------------------------------------------------- */
+
+/* A dimension: the sum of a number and of the symbols whose bits are set. Bit 0
+ * is `tokens`, the others are the contract's own. */
+#define BB_SYMBOL_TOKENS ((uint64_t)1)
+typedef struct bb_contract_dim {
+    uint64_t symbols;
+    uint64_t number;
+} bb_contract_dim;
+
+typedef struct bb_contract_tensor {
+    const char *name;
+    uint8_t dtype, rank;
+    uint8_t token_axis; /* BB_NO_TOKEN_AXIS: none */
+    bb_contract_dim dims[8];
+} bb_contract_tensor;
+
+typedef struct bb_contract_attr {
+    bb_attr attr; /* key, type and, unless `any`, the value, as for encoding */
+    bool any;
+} bb_contract_attr;
+
+typedef struct bb_contract {
+    const bb_contract_attr *attrs; /* in ascending order of key */
+    uint32_t attr_count;
+    const bb_contract_tensor *tensors; /* in order; no name twice */
+    uint32_t tensor_count;
+} bb_contract;
+
+/* Compares a bundle, or its head alone, with a contract, as sections 5.3 and 6
+ * say. BB_OK, BB_CONTRACT_*, or BB_E_ARGUMENT for a contract that is none. The
+ * error has no offset; it names the tensor, or the attribute if its key is
+ * registered (its key is in error->expected). */
+BB_API int bb_contract_compare(const bb_contract *contract, const bb_bundle *bundle, bb_error *error);
 
 /* ---- decoding a stream --------------------------------------------------- */
 
@@ -437,6 +542,7 @@ typedef struct bb_frame {
 /* Private; about 500 bytes. */
 typedef struct bb_stream {
     bb_config config;
+    const bb_prepared *known;
     bb_stream_slot *slots;
     uint32_t slot_count, open;
     bb_reserve_fn reserve;
@@ -455,6 +561,10 @@ typedef struct bb_stream {
 /* slots: an array of at least limits.open_bundles (core class: 1). */
 BB_API int bb_stream_init(bb_stream *stream, const bb_config *config, unsigned flags, bb_stream_slot *slots,
                           uint32_t slot_count, bb_reserve_fn reserve, void *user);
+
+/* From now on heads equal to the prepared one are known; NULL: none. It must
+ * outlive the stream and have its limits, else BB_E_ARGUMENT. */
+BB_API int bb_stream_prepare(bb_stream *stream, const bb_prepared *prepared);
 
 /* Takes bytes up to the next event. BB_OK: *event holds one, *taken says how
  * many bytes went; call again with the rest. BB_NEED_MORE: all bytes were taken.
@@ -478,7 +588,12 @@ enum bb_struct_id {
     BB_STRUCT_DESC = 6,
     BB_STRUCT_EVENT = 7,
     BB_STRUCT_STREAM_SLOT = 8,
-    BB_STRUCT_STREAM = 9
+    BB_STRUCT_STREAM = 9,
+    BB_STRUCT_PART = 10,
+    BB_STRUCT_PREPARED = 11,
+    BB_STRUCT_CONTRACT = 12,
+    BB_STRUCT_CONTRACT_TENSOR = 13,
+    BB_STRUCT_CONTRACT_ATTR = 14
 };
 
 /* A binding that mirrors structs compares these when it loads the library. */

@@ -15,6 +15,7 @@
 
 static int failures, checks;
 static const char *context = "";
+static const bb_prepared *prepared; /* what streams are prepared with */
 
 #define CHECK(x) check_(x, #x, __LINE__)
 #define EQUAL(a, b) equal_((long long)(a), (long long)(b), #a " == " #b, __LINE__)
@@ -150,6 +151,7 @@ static int stream_all(const bb_config *c, unsigned flags, const uint8_t *data, s
     pool memory;
     size_t at = 0;
     int r = bb_stream_init(&s, c, flags, slots, SLOTS, pool_reserve, (memset(&memory, 0, sizeof memory), &memory));
+    EQUAL(bb_stream_prepare(&s, prepared), BB_OK);
     memset(e, 0, sizeof *e);
     *bundles = 0;
     while (r == BB_OK && at < size) {
@@ -194,6 +196,49 @@ static int stream_all(const bb_config *c, unsigned flags, const uint8_t *data, s
     return r;
 }
 
+/* A decoder prepared with the head at `from` gives what any other gives. */
+static void expect_prepared(const bb_config *c, const uint8_t *from, const uint8_t *data, size_t size, int code,
+                            const bb_error *first) {
+    static uint8_t memory[1 << 20];
+    bb_prepared p;
+    bb_bundle b, plain;
+    bb_error e, e2;
+    size_t whole, whole2;
+    int n, r;
+    if (bb_prepare_decode(&p, c, from, size, memory, sizeof memory, &e) != BB_OK) {
+        return;
+    }
+    memset(&e, 0, sizeof e);
+    EQUAL(bb_prepared_decode(&p, data, size, &b, &e), code);
+    CHECK(code == BB_OK || memcmp(&e, first, sizeof e) == 0);
+    if (code == BB_OK) {
+        EQUAL(bb_decode(c, data, size, &plain, NULL), BB_OK);
+        EQUAL(b.known, memcmp(from + 64, data + 64, (size_t)p.body_bytes) == 0);
+        CHECK(!plain.known);
+        b.known = false;
+        CHECK(b.minor == plain.minor && b.number == plain.number && b.head_flags == plain.head_flags);
+        CHECK(b.tensor_count == plain.tensor_count && b.attribute_count == plain.attribute_count);
+        CHECK(b.fragment_size == plain.fragment_size && b.payload_bytes == plain.payload_bytes);
+        CHECK(b.fragments == plain.fragments && b.complete);
+        CHECK(b.priv.base == plain.priv.base && b.priv.first == plain.priv.first);
+        CHECK(b.priv.attrs == plain.priv.attrs && b.priv.received == plain.priv.received);
+        CHECK(b.priv.prefix == plain.priv.prefix && b.priv.extensions == plain.priv.extensions);
+    } else {
+        CHECK(!b.complete && b.tensor_count == 0);
+    }
+    memset(&e, 0, sizeof e);
+    memset(&e2, 0, sizeof e2);
+    r = bb_decode_head(c, data, size, &plain, &whole, &e);
+    EQUAL(bb_prepared_decode_head(&p, data, size, &b, &whole2, &e2), r);
+    CHECK(whole == whole2 && memcmp(&e, &e2, sizeof e) == 0);
+    prepared = &p;
+    EQUAL(stream_all(c, BB_STREAM_CORE | BB_STREAM_SINGLE, data, size, 50, &e, &n), code);
+    CHECK(code == BB_OK || e.offset == first->offset);
+    prepared = NULL;
+}
+
+static uint8_t sound[1024]; /* the bundle that the malformed ones are made from */
+
 /* The buffer decoder and the stream decoder in pieces agree on code and offset.
  * only_core: a stream decoder of the stream class need not. */
 static void expect(const bb_config *c, const uint8_t *data, size_t size, int code, uint64_t offset, int only_core) {
@@ -234,6 +279,10 @@ static void expect(const bb_config *c, const uint8_t *data, size_t size, int cod
                 EQUAL(e.offset, offset);
             }
         }
+    }
+    expect_prepared(c, copy, copy, size, code, &first);
+    if (size <= sizeof sound) {
+        expect_prepared(c, sound, copy, size, code, &first);
     }
     free(copy);
 }
@@ -446,6 +495,7 @@ static void test_malformed(const bb_config *c) {
     uint8_t base[SIZE], p[SIZE];
     size_t i, k;
     make_base(c, base);
+    memcpy(sound, base, SIZE);
     for (i = 0; i < sizeof table / sizeof table[0]; i++) {
         const malformed *m = &table[i];
         context = m->why;
@@ -675,6 +725,56 @@ static void test_more_errors(const bb_config *c) {
 
 /* ---- the encoder refuses what the decoder would -------------------------- */
 
+/* bb_encode_parts and the prepared encoders do as bb_encode did: `code`, and the n
+ * bytes at p. `other`: a description to prepare with, besides d itself. */
+static void check_parts(const bb_config *c, const bb_desc *d, const bb_desc *other, const uint8_t *p, size_t n,
+                        int code, const bb_error *first) {
+    static uint8_t scratch[65536], memory[65536], again[65536];
+    static bb_part parts[512];
+    int way;
+    for (way = 0; way < 3; way++) {
+        bb_prepared ready;
+        bb_error e;
+        uint64_t parts_wanted = 0, scratch_wanted = 0;
+        size_t count = 1, at = 0, i, own = 0, wrote = 1;
+        int r;
+        if (way > 0 && bb_prepare_encode(&ready, c, way == 1 ? d : other, memory, sizeof memory, &e) != BB_OK) {
+            continue;
+        }
+        memset(&e, 0, sizeof e);
+        r = way == 0 ? bb_encode_parts(c, d, parts, 512, &count, scratch, sizeof scratch, &e)
+                     : bb_prepared_encode_parts(&ready, d, parts, 512, &count, scratch, sizeof scratch, &e);
+        EQUAL(r, code);
+        if (code != BB_OK) {
+            EQUAL(count, 0);
+            CHECK(memcmp(&e, first, sizeof e) == 0);
+        } else {
+            for (i = 0; i < count; i++) {
+                const uint8_t *data = (const uint8_t *)parts[i].data;
+                CHECK(at + parts[i].size <= n && memcmp(p + at, data, parts[i].size) == 0);
+                at += parts[i].size;
+                own += data >= scratch && data < scratch + sizeof scratch ? parts[i].size : 0;
+                CHECK(parts[i].size > 0);
+            }
+            EQUAL(at, n);
+            EQUAL(bb_encode_parts_size(c, d, &parts_wanted, &scratch_wanted, &e), BB_OK);
+            EQUAL(count, parts_wanted);
+            EQUAL(own, scratch_wanted);
+            EQUAL(bb_encode_parts(c, d, parts, count, &wrote, scratch, own - 1, &e), BB_E_SPACE);
+            EQUAL(e.expected, own);
+            EQUAL(bb_encode_parts(c, d, parts, count - 1, &wrote, scratch, own, &e), BB_E_SPACE);
+            EQUAL(e.expected, count);
+            EQUAL(bb_encode_parts(c, d, parts, count, &wrote, scratch, own, &e), BB_OK);
+        }
+        if (way > 0) {
+            memset(&e, 0, sizeof e);
+            EQUAL(bb_prepared_encode(&ready, d, again, sizeof again, &wrote, &e), code);
+            EQUAL(wrote, code == BB_OK ? n : 0);
+            CHECK(code == BB_OK ? memcmp(again, p, n) == 0 : memcmp(&e, first, sizeof e) == 0);
+        }
+    }
+}
+
 static void refuse(const bb_config *c, const bb_desc *d, int code, uint64_t offset) {
     static uint8_t p[8192];
     bb_error e;
@@ -685,6 +785,13 @@ static void refuse(const bb_config *c, const bb_desc *d, int code, uint64_t offs
     EQUAL(n, 0);
     EQUAL(e.code, code);
     EQUAL(e.offset, offset);
+    {
+        bb_desc good;
+        bb_tensor t[2];
+        bb_attr a[3];
+        describe(&good, t, a);
+        check_parts(c, d, &good, p, n, code, &e);
+    }
     if (code != BB_BOOL_VALUE) {
         EQUAL(bb_encoded_size(c, d, &size, NULL), code);
         EQUAL(size, 0);
@@ -842,6 +949,12 @@ static void test_round_trips(const bb_config *c) {
                     EQUAL(bb_encode(c, &d, p, sizeof p, &n, &e), BB_OK);
                     EQUAL(n, size);
                     CHECK(p[n] == 0xAA);
+                    {
+                        bb_desc other = d;
+                        other.number = 5;
+                        other.minor = 0;
+                        check_parts(c, &d, &other, p, n, BB_OK, NULL);
+                    }
                     expect(c, p, n, BB_OK, 0, 0);
                     EQUAL(bb_decode(c, p, n, &b, &e), BB_OK);
                     EQUAL(b.fragments, sizes[k] == 0 ? 1 : (bytes + sizes[k] - 1) / sizes[k]);
@@ -883,6 +996,7 @@ static void test_round_trips(const bb_config *c) {
         d.tensors = t;
         d.tensor_count = 5;
         EQUAL(bb_encode(c, &d, p, sizeof p, &n, &e), BB_OK);
+        check_parts(c, &d, &d, p, n, BB_OK, NULL);
         expect(c, p, n, BB_OK, 0, 0);
         EQUAL(bb_decode(c, p, n, &b, &e), BB_OK);
         EQUAL(b.fragments, 2);
@@ -911,6 +1025,21 @@ static void test_round_trips(const bb_config *c) {
         d.attrs = a;
         d.attr_count = 4;
         EQUAL(bb_encode(c, &d, p, sizeof p, &n, &e), BB_OK);
+        for (i = 0; i < 4; i++) { /* prepared with one value another */
+            bb_attr others[4];
+            bb_desc other = d;
+            memcpy(others, a, sizeof others);
+            other.attrs = others;
+            if (i == 0) {
+                others[0].value = "x";
+                others[0].length = 1;
+            } else if (i == 3) {
+                others[3].value = "0123456789abcdef0123456789abcdeg";
+            } else {
+                others[i].u64++;
+            }
+            check_parts(c, &d, &other, p, n, BB_OK, NULL);
+        }
         expect(c, p, n, BB_OK, 0, 0);
         EQUAL(bb_decode(c, p, n, &b, &e), BB_OK);
         EQUAL(b.attribute_count, 4);
@@ -940,6 +1069,23 @@ static void test_round_trips(const bb_config *c) {
         d.tensors = &t;
         d.tensor_count = 1;
         EQUAL(bb_encoded_size(c, &d, &size, NULL), strchr(alphabet, (int)i) != NULL ? BB_OK : BB_TENSOR_NAME);
+    }
+
+    context = "one byte of a long name";
+    for (i = 0; i < 63; i++) {
+        bb_tensor t;
+        bb_desc d;
+        uint64_t size;
+        bb_error e;
+        memset(&d, 0, sizeof d);
+        tensor(&t, "aBcDeFgHiJkLmNoPqRsTuVwXyZ0123456789._-/aBcDeFgHiJkLmNoPqRsTuVw", BB_U8, 1, 255, 1, 0, 0, 0, NULL);
+        EQUAL(strlen(t.name), 63);
+        d.tensors = &t;
+        d.tensor_count = 1;
+        EQUAL(bb_encoded_size(c, &d, &size, NULL), BB_OK);
+        t.name[i] = i % 2 == 0 ? '`' : (char)0xE1;
+        EQUAL(bb_encoded_size(c, &d, &size, &e), BB_TENSOR_NAME);
+        EQUAL(e.offset, 64 + 32 + 16 + i);
     }
 
     context = "many names";
@@ -1241,6 +1387,223 @@ static void test_small_things(const bb_config *c) {
     context = "";
 }
 
+/* ---- prepared heads and contracts ---------------------------------------- */
+
+static void test_prepared(const bb_config *c) {
+    uint8_t p[SIZE], memory[F0];
+    bb_prepared ready;
+    bb_config low = *c;
+    bb_bundle b;
+    bb_error e;
+    bb_stream s;
+    bb_stream_slot slots[SLOTS];
+    pool blocks;
+    bb_desc d;
+    bb_tensor t[2];
+    bb_attr a[3];
+    bb_part part;
+    size_t n;
+    context = "prepared: faults of the call";
+    make_base(c, p);
+    describe(&d, t, a);
+    EQUAL(bb_prepare_decode(&ready, c, p, F0 - 1, memory, sizeof memory, &e), BB_NEED_MORE);
+    EQUAL(bb_prepare_decode(&ready, c, p, F0, memory, F0 - 1, &e), BB_E_SPACE);
+    EQUAL(e.expected, F0);
+    EQUAL(bb_prepare_encode(&ready, c, &d, memory, F0 - 1, &e), BB_E_SPACE);
+    EQUAL(e.expected, F0);
+    EQUAL(bb_prepared_decode(&ready, p, SIZE, &b, &e), BB_E_ARGUMENT); /* a preparation that failed */
+    EQUAL(bb_prepared_encode(&ready, &d, p, SIZE, &n, &e), BB_E_ARGUMENT);
+    d.tensor_count = d.attr_count = 0;
+    EQUAL(bb_prepared_encode(&ready, &d, p, SIZE, &n, &e), BB_E_ARGUMENT);
+    describe(&d, t, a);
+    EQUAL(bb_prepared_decode(NULL, p, SIZE, &b, &e), BB_E_ARGUMENT);
+    EQUAL(bb_prepared_encode(NULL, &d, p, SIZE, &n, &e), BB_E_ARGUMENT);
+    EQUAL(bb_encode_parts(c, &d, NULL, 0, &n, p, SIZE, &e), BB_E_ARGUMENT);
+    EQUAL(bb_encode_parts(c, &d, &part, 1, NULL, p, SIZE, &e), BB_E_ARGUMENT);
+    make_base(c, p);
+    EQUAL(bb_prepare_decode(&ready, c, p, F0, memory, F0, &e), BB_OK);
+    EQUAL(bb_prepared_encode(&ready, NULL, p, SIZE, &n, &e), BB_E_ARGUMENT);
+    EQUAL(bb_prepared_encode(&ready, &d, p, SIZE - 1, &n, &e), BB_E_SPACE);
+    EQUAL(bb_prepared_encode(&ready, &d, p, SIZE, &n, &e), BB_OK);
+
+    context = "prepared: a description that differs in little";
+    for (n = 0; n < 9; n++) {
+        static uint8_t plain[SIZE * 2], other[SIZE * 2];
+        bb_error e2;
+        size_t wrote, wrote2;
+        int r;
+        describe(&d, t, a);
+        switch (n) {
+        case 0: a[0].length = 6; a[0].value = "llamas"; break;
+        case 1: a[0].length = 4; break;
+        case 2: d.attr_count = 2; break;
+        case 3: d.tensor_count = 1; break;
+        case 4: strcpy(t[0].name, "residuals"); break;
+        case 5: strcpy(t[0].name, "residua"); break;
+        case 6: t[0].bytes = 20; break;
+        case 7: t[1].token_axis = 255; break;
+        default: t[0].data = NULL; break;
+        }
+        r = bb_encode(c, &d, plain, sizeof plain, &wrote, &e);
+        EQUAL(bb_prepared_encode(&ready, &d, other, sizeof other, &wrote2, &e2), r);
+        EQUAL(wrote, wrote2);
+        CHECK(r == BB_OK ? memcmp(plain, other, wrote) == 0 : memcmp(&e, &e2, sizeof e) == 0);
+    }
+    describe(&d, t, a);
+
+    context = "prepared: another number and minor";
+    d.number = 9;
+    d.minor = 3;
+    EQUAL(bb_encode(c, &d, p, SIZE, &n, &e), BB_OK);
+    EQUAL(bb_prepared_decode(&ready, p, SIZE, &b, &e), BB_OK);
+    CHECK(b.known && b.number == 9 && b.minor == 3);
+    p[56] = 1; /* every header is checked all the same */
+    seal_header(p);
+    EQUAL(bb_prepared_decode(&ready, p, SIZE, &b, &e), BB_HEADER_RESERVED);
+    p[56] = 0;
+    p[48] ^= 1;
+    seal_header(p);
+    EQUAL(bb_prepared_decode(&ready, p, SIZE, &b, &e), BB_BODY_CRC);
+    EQUAL(e.offset, 48);
+    p[48] ^= 1;
+    put(p + 24, 8, 128); /* a beginning of the known body, with the checksum of all of it */
+    seal_header(p);
+    EQUAL(bb_prepared_decode(&ready, p, SIZE, &b, &e), BB_BODY_CRC);
+
+    context = "prepared: a stream with other limits";
+    low.limits.tensors = 1;
+    start(&s, &low, BB_STREAM_CORE, slots, &blocks);
+    EQUAL(bb_stream_prepare(&s, &ready), BB_E_ARGUMENT);
+    EQUAL(bb_stream_prepare(NULL, &ready), BB_E_ARGUMENT);
+    EQUAL(bb_stream_prepare(&s, NULL), BB_OK);
+    pool_free(&blocks);
+    context = "";
+}
+
+#define TOKENS BB_SYMBOL_TOKENS
+#define MEMBERS ((uint64_t)1 << 40)
+#define ROWS ((uint64_t)1 << 63)
+
+static void contract_tensor(bb_contract_tensor *t, const char *name, int dtype, int axis, int rank, uint64_t s0,
+                            uint64_t n0, uint64_t s1, uint64_t n1) {
+    memset(t, 0, sizeof *t);
+    t->name = name;
+    t->dtype = (uint8_t)dtype;
+    t->rank = (uint8_t)rank;
+    t->token_axis = (uint8_t)axis;
+    t->dims[0].symbols = s0;
+    t->dims[0].number = n0;
+    t->dims[1].symbols = s1;
+    t->dims[1].number = n1;
+}
+
+static void test_contract(const bb_config *c) {
+    bb_tensor t[4];
+    bb_attr a[3];
+    bb_desc d;
+    bb_contract_tensor rules[4];
+    bb_contract_attr wanted[3];
+    bb_contract k;
+    int round;
+    enum { N = 5 };
+#define COMPARE(change, result, which, what) \
+    do { \
+        static uint8_t p[4096]; \
+        bb_bundle b; \
+        bb_error e; \
+        size_t n; \
+        bb_desc now = d; \
+        memset(&e, 0, sizeof e); \
+        tensor(&t[0], "seq_offsets", BB_U32, 1, 255, 1, N + 1, 0, 0, p); \
+        tensor(&t[1], "residual", BB_F32, 2, 0, 2, N, 3, 0, p); \
+        tensor(&t[2], "seq_ids", BB_U32, 1, 255, 1, 7, 0, 0, p); \
+        tensor(&t[3], "more", BB_U8, 1, 255, 2, N + 7 + 2, 1, 0, p); \
+        attr(&a[0], BB_KEY_ARCHITECTURE, BB_ATTR_TEXT, "llama", 5, 0); \
+        attr(&a[1], 0x4001, BB_ATTR_F64, NULL, 0, 0); \
+        attr(&a[2], BB_KEY_N_TOKENS, BB_ATTR_U64, NULL, 0, N); \
+        contract_tensor(&rules[0], "seq_offsets", BB_U32, 255, 1, TOKENS, 1, 0, 0); \
+        contract_tensor(&rules[1], "residual", BB_F32, 0, 2, TOKENS, 0, 0, 3); \
+        contract_tensor(&rules[2], "seq_ids", BB_U32, 255, 1, MEMBERS, 0, 0, 0); \
+        contract_tensor(&rules[3], "more", BB_U8, 255, 2, TOKENS | MEMBERS, 2, ROWS, 0); \
+        memset(wanted, 0, sizeof wanted); \
+        wanted[0].attr = a[0]; \
+        wanted[1].attr = a[1]; \
+        wanted[2].attr = a[2]; \
+        wanted[2].any = true; \
+        wanted[2].attr.u64 = 99; \
+        k.attrs = wanted; \
+        k.attr_count = 3; \
+        k.tensors = rules; \
+        k.tensor_count = 4; \
+        now.attr_count = round == 0 ? 3 : 2; \
+        k.attr_count = now.attr_count; \
+        change; \
+        EQUAL(bb_encode(c, &now, p, sizeof p, &n, &e), BB_OK); \
+        EQUAL(bb_decode_head(c, p, n, &b, NULL, &e), BB_OK); \
+        memset(&e, 0, sizeof e); \
+        EQUAL(bb_contract_compare(&k, &b, &e), result); \
+        EQUAL(e.code, result); \
+        if (result != BB_OK) { \
+            EQUAL(e.tensor, which); \
+            CHECK(strcmp(e.name, what) == 0); \
+        } \
+        EQUAL(bb_contract_compare(&k, &b, NULL), result); \
+    } while (0)
+    memset(&d, 0, sizeof d);
+    d.tensors = t;
+    d.tensor_count = 4;
+    d.attrs = a;
+    for (round = 0; round < 2; round++) { /* `tokens` from n_tokens, or from a dimension */
+        context = round == 0 ? "contract, n_tokens" : "contract, no n_tokens";
+        COMPARE((void)0, BB_OK, 0, "");
+        COMPARE(a[0].value = "mamba", BB_CONTRACT_ATTRIBUTE, -1, "architecture");
+        COMPARE(wanted[0].any = true; a[0].value = "mamba", BB_OK, 0, "");
+        COMPARE(wanted[0].attr.length = 4, BB_CONTRACT_ATTRIBUTE, -1, "architecture");
+        COMPARE(a[1].u64 = (uint64_t)1 << 63, BB_CONTRACT_ATTRIBUTE, -1, ""); /* -0.0: bits count */
+        COMPARE(a[1].type = BB_ATTR_U64, BB_CONTRACT_ATTRIBUTE, -1, "");
+        COMPARE(a[1].type = BB_ATTR_U64; wanted[1].any = true, BB_CONTRACT_ATTRIBUTE, -1, "");
+        COMPARE(a[1].key = 0x4002, BB_CONTRACT_ATTRIBUTE, -1, "");
+        /* attributes before names, a lower key first */
+        COMPARE(a[0].value = "mamba"; a[1].u64 = 1; strcpy(t[0].name, "x"), BB_CONTRACT_ATTRIBUTE, -1, "architecture");
+        COMPARE(rules[3].name = "absent", BB_CONTRACT_MISSING, -1, "absent");
+        COMPARE(rules[3].name = "absent"; rules[2].name = "absent, too", BB_CONTRACT_MISSING, -1, "absent, too");
+        COMPARE(now.tensor_count = 3, BB_CONTRACT_MISSING, -1, "more");
+        COMPARE(k.tensor_count = 2, BB_CONTRACT_EXTRA, 2, "seq_ids");
+        COMPARE(rules[0] = rules[2]; k.tensor_count = 3, BB_CONTRACT_EXTRA, 0, "seq_offsets");
+        COMPARE(rules[3] = rules[2]; rules[2] = rules[1]; rules[1] = rules[3]; k.tensor_count = 3;
+                now.tensor_count = 3, BB_CONTRACT_ORDER, 1, "residual");
+        COMPARE(t[1].dtype = BB_I32; t[1].rank = 1, BB_CONTRACT_DTYPE, 1, "residual");
+        COMPARE(t[2].dtype = BB_I32; t[3].token_axis = 0; now.attr_count = k.attr_count = 2; t[1].token_axis = 255,
+                BB_CONTRACT_TOKEN_AXIS, 1, "residual");
+        COMPARE(t[0].dims[0] = N, BB_CONTRACT_SHAPE, 0, "seq_offsets");
+        COMPARE(t[1].dims[1] = 4, BB_CONTRACT_SHAPE, 1, "residual");
+        COMPARE(t[3].dims[0] = N + 7, BB_CONTRACT_SHAPE, 3, "more");
+        COMPARE(t[2].dims[0] = 8, BB_CONTRACT_SHAPE, 3, "more");
+        COMPARE(t[2].dims[0] = 8; t[3].dims[0]++, BB_OK, 0, "");
+        COMPARE(t[3].dims[1] = 0; t[2].byte_order = 2; now.fragment_size = 64; now.no_checksums = true, BB_OK, 0, "");
+        /* Without its dimension a symbol has no value: the tensor of the wrong rank is named. */
+        COMPARE(t[1].rank = 1; now.attr_count = k.attr_count = 2, BB_CONTRACT_SHAPE, 1, "residual");
+        COMPARE(t[2].rank = 2, BB_CONTRACT_SHAPE, 2, "seq_ids");
+        COMPARE(t[1].rank = 3; t[1].dims[0] = 9; t[1].dims[2] = 1; now.attr_count = k.attr_count = 2,
+                BB_CONTRACT_SHAPE, 1, "residual");
+        /* The first dimension binds, before it n_tokens. */
+        COMPARE(rules[2].dims[0].symbols = TOKENS; now.tensor_count = k.tensor_count = 3, BB_CONTRACT_SHAPE, 2,
+                "seq_ids");
+        COMPARE(t[1].token_axis = rules[1].token_axis = 255; t[1].dims[0] = N + 1, BB_CONTRACT_SHAPE,
+                round == 0 ? 1 : 0, round == 0 ? "residual" : "seq_offsets");
+        /* A sum does not wrap. */
+        COMPARE(now.tensor_count = k.tensor_count = 1; now.attr_count = k.attr_count = 3; a[2].u64 = UINT64_MAX;
+                t[0].dims[0] = 0, BB_CONTRACT_SHAPE, 0, "seq_offsets");
+        COMPARE(rules[2].dims[0].symbols = 2, BB_E_ARGUMENT, -1, ""); /* MEMBERS stands alone nowhere */
+        COMPARE(rules[3].dims[0].number = UINT64_MAX, BB_CONTRACT_SHAPE, 3, "more");
+        COMPARE(wanted[1].attr.key = 2, BB_E_ARGUMENT, -1, "");
+        COMPARE(k.tensor_count = 0; now.tensor_count = 0; k.attr_count = 0, BB_OK, 0, "");
+        COMPARE(rules[1].name = NULL, BB_E_ARGUMENT, -1, "");
+    }
+    EQUAL(bb_contract_compare(NULL, NULL, NULL), BB_E_ARGUMENT);
+    context = "";
+}
+
 int main(void) {
     bb_config c;
     int portable;
@@ -1252,6 +1615,8 @@ int main(void) {
         test_encoder(&c);
         test_round_trips(&c);
         test_streams(&c);
+        test_prepared(&c);
+        test_contract(&c);
         if (c.crc32c == bb_crc32c_portable) {
             break;
         }
