@@ -1,0 +1,122 @@
+"""Two decoders that share no code with the codecs: compiled from spec/boundary_bundle.ksy.
+
+``python -m boundary_bundle.conformance.kaitai`` fetches what they need into the cache
+folder (the Kaitai Struct compiler from npm, its runtimes from npm and PyPI), compiles the
+description to JavaScript and to Python, and prints the two commands for
+``boundary-bundle conformance``. The next time it only prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from ..native.paths import cache_dir, prepare_cache
+from ..places import spec_folder
+
+NPM: Final = ("kaitai-struct-compiler@0.11.0", "kaitai-struct@0.11.0", "js-yaml@4")
+PYPI: Final = ("kaitaistruct==0.11",)
+
+
+class KaitaiError(Exception):
+    """The testees cannot be made; one sentence."""
+
+
+def missing() -> str | None:
+    """Which program is not there that making the testees takes, or None."""
+    for program in ("node", "npm"):
+        if shutil.which(program) is None:
+            return f"{program} is missing"
+    return None
+
+
+def _run(command: Sequence[str], what: str, **environment: str) -> None:
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=300,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **environment},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KaitaiError(f"{what}: {error}") from None
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip() or "no reason given").splitlines()[-1]
+        raise KaitaiError(f"{what}: {last}")
+
+
+def _make(folder: Path) -> None:
+    modules = folder / "node_modules"
+    tools = ["--no-audit", "--no-fund", "--no-save", "--ignore-scripts"]
+    _run(["npm", "install", "--prefix", str(folder), *tools, *NPM], "npm cannot install the Kaitai Struct compiler")
+    python = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder / "python")]
+    _run([*python, *PYPI], "pip cannot install Kaitai's runtime")
+    compiler = str(spec_folder() / "testees" / "kaitai" / "compile.js")
+    for language in ("javascript", "python"):
+        _run(["node", compiler, language, str(folder)], f"no {language} from the description", NODE_PATH=str(modules))
+
+
+def prepare() -> Path:
+    """The folder with the compiled description and what it needs, made if it is not there. Raises KaitaiError."""
+    reason = missing()
+    if reason is not None:
+        raise KaitaiError(reason)
+    state = hashlib.sha256(repr((NPM, PYPI, sys.version_info[:2])).encode("ascii"))
+    for path in (spec_folder() / "boundary_bundle.ksy", spec_folder() / "testees" / "kaitai" / "compile.js"):
+        state.update(path.read_bytes())
+    parent = prepare_cache(cache_dir()) / "kaitai"
+    place = parent / state.hexdigest()[:16]
+    if not place.is_dir():
+        parent.mkdir(exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=parent))
+        try:
+            _make(partial)
+            # Whoever made it at the same time has made the same.
+            with contextlib.suppress(OSError):
+                partial.rename(place)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return place
+
+
+def commands() -> dict[str, list[str]]:
+    """Language -> the command of the testee, for :func:`conformance.runner.run`. Raises KaitaiError."""
+    place = prepare()
+    testees = spec_folder() / "testees" / "kaitai"
+    # env sets the paths, so that the command works wherever it is given.
+    return {
+        "javascript": [
+            *("env", f"NODE_PATH={place / 'node_modules'}"),
+            *("node", str(testees / "kaitai_testee.js"), str(place)),
+        ],
+        "python": [
+            *("env", f"PYTHONPATH={place / 'python'}"),
+            *(sys.executable, str(testees / "kaitai_testee.py"), str(place)),
+        ],
+    }
+
+
+def main() -> int:
+    try:
+        for command in commands().values():
+            print(shlex.join(command))
+    except KaitaiError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
