@@ -13,7 +13,7 @@ from . import layout
 from .bundle import DEFAULT_LIMITS, Bundle, Limits, Tensor
 from .decoder import Head, check_head
 from .dtypes import DTYPE_BY_CODE
-from .errors import failure
+from .errors import BundleError, failure
 
 Part = bytes | memoryview
 
@@ -112,6 +112,25 @@ def _head_body(bundle: Bundle, limits: Limits) -> bytes:
     return b"".join((fixed, *table, *block))
 
 
+def _earlier(bundle: Bundle, limits: Limits) -> BundleError | None:
+    """What a decoder would say of a refused head before it looks at its records (B10, D4, D5)."""
+    attribute_bytes = sum(
+        layout.attribute_fixed.size + layout.pad8(len(record.raw)) for record in bundle.attributes.records()
+    )
+    length = layout.head_fixed.size + attribute_bytes
+    for tensor in bundle.tensors:
+        name = tensor.name.encode("utf-8", "surrogatepass")
+        length += layout.tensor_fixed.size + 8 * len(tensor.shape) + layout.pad8(len(name))
+    for error, field, most, found in (
+        ("limit_head_bytes", "body_length", limits.head_bytes, length),
+        ("limit_tensors", "tensor_count", limits.tensors, len(bundle.tensors)),
+        ("limit_attribute_bytes", "attribute_bytes", limits.attribute_bytes, attribute_bytes),
+    ):
+        if found > most:
+            return failure(error, field=field, expected=f"<= {most}", found=found)
+    return None
+
+
 def encode_parts(bundle: Bundle, *, limits: Limits = DEFAULT_LIMITS) -> list[Part]:
     """The canonical form as a list of buffers, for a gathering write.
 
@@ -129,7 +148,10 @@ def encode_parts(bundle: Bundle, *, limits: Limits = DEFAULT_LIMITS) -> list[Par
         raise ValueError(f"bundle number {number} is not 0 to 2**64 - 1")
     if not 0 <= minor < 2**16:
         raise ValueError(f"minor version {minor} is not 0 to 65535")
-    body = _head_body(bundle, limits)
+    try:
+        body = _head_body(bundle, limits)
+    except BundleError as error:
+        raise _earlier(bundle, limits) or error from None
     length = len(body)
     if length > limits.head_bytes:
         raise failure(

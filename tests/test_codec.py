@@ -810,6 +810,11 @@ ENCODER = [
     ("attribute_key", lambda: Bundle(attributes={-1: 1})),
     ("unsupported_attribute", lambda: Bundle(attributes={0x8002: 1})),
     ("limit_attribute_bytes", lambda: Bundle(attributes={1: bytes(65_536)})),
+    # Several things wrong: what a decoder would meet first.
+    ("limit_head_bytes", lambda: Bundle(attributes={1: bytes(2**20)})),
+    ("limit_head_bytes", lambda: Bundle([tensor_with(name="x" * 64)] * 20_000)),
+    ("limit_tensors", lambda: Bundle([tensor_with()] * 257, {1: bytes(65_536)})),
+    ("limit_attribute_bytes", lambda: Bundle([tensor_with(name="x" * 64)], {1: bytes(65_536)})),
 ]
 
 
