@@ -313,7 +313,7 @@ static const uint8_t flags01[2] = {0, 1};
 static void tensor(bb_tensor *t, const char *name, int dtype, int order, int axis, int rank, uint64_t d0, uint64_t d1,
                    uint64_t d2, const void *data) {
     memset(t, 0, sizeof *t);
-    strncpy(t->name, name, sizeof t->name - 1);
+    memcpy(t->name, name, strlen(name) + 1); /* at most 63 bytes and the NUL */
     t->dtype = (uint8_t)dtype;
     t->byte_order = (uint8_t)order;
     t->token_axis = (uint8_t)axis;
