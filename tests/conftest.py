@@ -10,6 +10,9 @@ import pytest
 from boundary_bundle.native import NativeBuild, build, ensure_model
 from boundary_bundle.shards import WorkerPool, tiny_models
 
+# A project of its own, run by test_wheel.py where the wheel is installed.
+collect_ignore = ["example_project"]
+
 
 @pytest.fixture(scope="session")
 def patched_build() -> NativeBuild:
