@@ -214,6 +214,7 @@ class Attributes(MutableMapping[AttributeKey, AttributeValue]):
     Reading gives Python values; assigning takes one, or an :class:`Attribute` by
     way of :meth:`put` when the type is not to be guessed. Iteration goes by
     ascending key and gives the registered name, or the number of an unknown key.
+    A key that is given twice to begin with is ``attribute_order``.
     """
 
     __slots__ = ("_records",)
@@ -227,11 +228,13 @@ class Attributes(MutableMapping[AttributeKey, AttributeValue]):
             return
         if isinstance(values, Attributes):
             self._records.update(values._records)
-        elif isinstance(values, Mapping):
-            for key, value in values.items():
-                self[key] = value
         else:
-            for record in values:
+            records = (
+                (Attribute.of(key, value) for key, value in values.items()) if isinstance(values, Mapping) else values
+            )
+            for record in records:
+                if record.key in self._records:
+                    raise failure("attribute_order", field=_show(record.key), expected="once", found="twice")
                 self.put(record)
 
     @classmethod

@@ -26,10 +26,15 @@ from .errors import failure
 
 Dimension = int | str
 
+_NAME: Final = re.compile(r"[A-Za-z0-9._/-]{1,63}")
 _SYMBOL: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]*")
+_BELOW: Final = 1 << 63
 #: The symbol whose value a bundle can state itself, as the attribute n_tokens.
 _TOKENS: Final = "tokens"
 _N_TOKENS: Final = ATTRIBUTES["n_tokens"][0]
+#: It is made from a contract's text, so it cannot stand in one.
+_FINGERPRINT: Final = ATTRIBUTES["contract_fingerprint"][0]
 #: They differ from shard to shard, so that two ends could not agree on a fingerprint.
 _NOT_IN_TEXT: Final = frozenset(ATTRIBUTES[name][0] for name in ("layer_start", "layer_end"))
 _TYPE_NAMES: Final = {code: name for name, code in ATTRIBUTE_TYPES.items()}
@@ -85,11 +90,16 @@ class _Sum:
 
     def __init__(self, dimension: Dimension) -> None:
         terms = str(dimension).replace(" ", "").split("+")
-        numbers = [term for term in terms if term.isascii() and term.isdecimal()]
+        # Longer than a number below 2^63 can be; int() would take its time.
+        numbers = [term for term in terms if _NUMBER.fullmatch(term) and len(term) < 20]
         self.constant = sum(map(int, numbers))
         self.symbols = sorted(term for term in terms if term not in numbers)
-        if len(set(self.symbols)) != len(self.symbols) or not all(_SYMBOL.fullmatch(symbol) for symbol in self.symbols):
-            raise ValueError(f"dimension {dimension!r} is not a sum of names and numbers >= 0")
+        if (
+            len(set(self.symbols)) != len(self.symbols)
+            or not all(_SYMBOL.fullmatch(symbol) for symbol in self.symbols)
+            or self.constant >= _BELOW
+        ):
+            raise ValueError(f"dimension {dimension!r} is not a sum of names, each once, and numbers of 0 to 2^63 - 1")
 
     def __str__(self) -> str:
         parts = list(self.symbols)
@@ -112,7 +122,8 @@ class TensorRule:
     """One tensor of a contract.
 
     ``shape`` has numbers, names, or sums of both: ``('tokens', 576)``,
-    ``('tokens+1',)``. ``token_axis`` is an index or None. Raises ValueError.
+    ``('tokens+1',)``; numbers are decimal, without leading zeros, together below
+    2^63. ``token_axis`` is an index or None. Raises ValueError.
     """
 
     __slots__ = ("dtype", "name", "shape", "sums", "token_axis")
@@ -124,6 +135,8 @@ class TensorRule:
         shape: Iterable[Dimension],
         token_axis: int | None = None,
     ) -> None:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a tensor")
         if dtype not in DTYPES:
             raise ValueError(f"tensor {name!r} has the unknown dtype {dtype!r}")
         self.name = name
@@ -147,10 +160,12 @@ class Contract:
     ``AnyValue(type)``, or an iterable of :class:`Attribute`. Byte order, fragment
     size and checksums are no part of a contract.
 
-    Raises ValueError when two tensors share a name, when a symbol can get no value
+    Raises ValueError when two tensors share a name, when an attribute is given by its
+    name and by its number, when a symbol can get no value
     (it stands alone in no dimension, and is not ``tokens`` of a contract that
-    demands n_tokens), and for any value of an unregistered key without its type;
-    KeyError for an attribute name that is not registered.
+    demands n_tokens), for any value of an unregistered key without its type, and for
+    contract_fingerprint, which is made from the contract; KeyError for an attribute
+    name that is not registered.
     """
 
     def __init__(
@@ -176,20 +191,25 @@ class Contract:
         else:
             self.attributes = Attributes(attributes)
         self._demanded = sorted({*self.any_value, *(record.key for record in self.attributes.records())})
+        if isinstance(attributes, Mapping) and len(self._demanded) != len(attributes):
+            raise ValueError("an attribute is demanded twice, by its name and by its number")
+        if _FINGERPRINT in self._demanded:
+            raise ValueError("contract_fingerprint is no part of a contract: it is made from one")
         self._names = [rule.name for rule in self.tensors]
         if len(set(self._names)) != len(self._names):
             raise ValueError("two tensors of the contract have the same name")
-        #: symbol -> the first (tensor, dimension) in which it stands alone.
-        self._alone: dict[str, tuple[int, int]] = {}
+        #: (symbol, tensor, dimension), in order, for each dimension that is one symbol.
+        self._alone: list[tuple[str, int, int]] = []
         used: dict[str, str] = {}
         for index, rule in enumerate(self.tensors):
             for place, dimension in enumerate(rule.sums):
                 for symbol in dimension.symbols:
                     used.setdefault(symbol, f"tensor {rule.name!r}: {dimension}")
                 if len(dimension.symbols) == 1 and not dimension.constant:
-                    self._alone.setdefault(dimension.symbols[0], (index, place))
+                    self._alone.append((dimension.symbols[0], index, place))
+        alone = {symbol for symbol, _, _ in self._alone}
         for symbol, where in used.items():
-            if symbol not in self._alone and (symbol != _TOKENS or _N_TOKENS not in self._demanded):
+            if symbol not in alone and (symbol != _TOKENS or _N_TOKENS not in self._demanded):
                 raise ValueError(f"{where} leaves {symbol!r} open: it stands alone in no dimension")
         self._has_tokens = _TOKENS in used
 
@@ -228,16 +248,16 @@ class Contract:
             )
 
     def _values(self, head: BundleLike) -> dict[str, int]:
-        """What each symbol stands for; one whose dimension is not there has no value."""
+        """What each symbol stands for; one none of whose dimensions is there has no value."""
         values: dict[str, int] = {}
-        for symbol, (index, place) in self._alone.items():
-            shape = head.tensors[index].shape
-            if len(shape) == len(self.tensors[index].sums):
-                values[symbol] = shape[place]
         if self._has_tokens:
             record = head.attributes.record(_N_TOKENS)
             if record is not None and isinstance(record.value, int):
                 values[_TOKENS] = record.value
+        for symbol, index, place in self._alone:
+            shape = head.tensors[index].shape
+            if symbol not in values and place < len(shape):
+                values[symbol] = shape[place]
         return values
 
     def compare(self, head: BundleLike) -> dict[str, int]:
@@ -275,10 +295,9 @@ class Contract:
                     expected=rule.dtype,
                     found=tensor.dtype,
                 )
-            # A sum without a value is left to the tensor that should have given it.
+            # A sum without a value is None, and no dimension is that.
             if len(tensor.shape) != len(rule.sums) or any(
-                wanted is not None and wanted != size
-                for wanted, size in zip((dimension.size(values) for dimension in rule.sums), tensor.shape, strict=True)
+                dimension.size(values) != size for dimension, size in zip(rule.sums, tensor.shape, strict=True)
             ):
                 expected = f"[{','.join(rule.shape)}]"
                 if values:

@@ -10,11 +10,14 @@ doc: |
   where the fields of a datastream lie, for hex viewers, parsers in other languages and
   whoever learns better from a table than from prose. The specification decides.
 
-  Stated here: every offset, width and size, reserved fields, and each condition on one
-  field or on one record. Left to the reader's own code: CRC32C of headers and bodies, limits,
-  which fragments tile which tensor, order of frames and of keys, uniqueness of names, the
-  alphabets of names and texts, products of dimensions. A body is parsed as soon as it is
-  there, so check header_crc and the limits on a frame_header of your own first.
+  Stated here: every offset, width and size, reserved fields, padding, and the range of a
+  field. Left to the reader's own code: CRC32C of headers and bodies, limits, body_length,
+  field_a and field_b by frame type, critical types and keys that are unknown, which fragments
+  tile which tensor, order of frames and of keys, uniqueness of names, the alphabets of names
+  and texts, what a dtype asks of byte order, dimensions, token axis and fragment size, products
+  of dimensions, type and length of attributes, the token count, values of bools, contracts,
+  and the order in which errors are found. A body is parsed as soon as it is there, so check
+  header_crc and the limits on a frame_header of your own first.
 doc-ref: boundary-bundle.md
 seq:
   - id: frames

@@ -978,6 +978,10 @@ def test_attributes_mapping() -> None:
     assert len(attributes) == 5
     with pytest.raises(KeyError):
         attributes["no such name"] = 1
+    # A key given twice, of which one would be lost (section 8).
+    for twice in ([Attribute(2, 5, b"a"), Attribute(9, 4, bytes(32)), Attribute(2, 5, b"b")], {"n_seqs": 1, 0x8007: 2}):
+        with pytest.raises(BundleError, match="attribute_order"):
+            Attributes(twice)
 
 
 def test_bits_equal_tells_apart() -> None:

@@ -20,6 +20,7 @@ from boundary_bundle import (
     Attributes,
     Bundle,
     BundleError,
+    BundleReady,
     Contract,
     ContractMismatch,
     Decoder,
@@ -126,6 +127,26 @@ def test_contract_accepts() -> None:
         assert decode(encode(bundle), contract=CONTRACT).attributes["n_tokens"] == tokens
 
 
+def test_a_mismatch_ends_the_decoder() -> None:
+    """A decoder that compares the first head only, or goes on with bundles that were open."""
+
+    def numbered(number: int, **attributes: Any) -> bytes:
+        bundle = changed(**attributes)
+        bundle.number = number
+        return encode(bundle)
+
+    ended, opened, wrong = numbered(1), numbered(2), numbered(3, n_layer=31)
+    cut = 64 + -(-struct.unpack_from("<Q", opened, 24)[0] // 64) * 64
+    decoder = Decoder("stream", contract=CONTRACT)
+    with pytest.raises(ContractMismatch) as caught:
+        decoder.feed(ended + opened[:cut] + wrong)
+    assert caught.value.field == "n_layer"
+    assert [event.bundle.number for event in caught.value.events if isinstance(event, BundleReady)] == [1]
+    assert decoder.open_bundles == []
+    with pytest.raises(ContractMismatch):
+        decoder.feed(opened[cut:])
+
+
 def test_contract_sums() -> None:
     """Sums read from left to right only, or bound to less than nothing."""
     contract = Contract(
@@ -145,14 +166,22 @@ def test_contract_sums() -> None:
         with pytest.raises(ContractMismatch, match="contract_shape") as caught:
             contract.compare(shapes(*sizes))
         assert caught.value.tensor == tensor
-    for wrong in ("n-1", "2n", "n+n", "", "n+", "-1", "n*2", "\u0664"):
+    many = "1" * 5000
+    for wrong in (*("n-1", "2n", "n+n", "", "n+", "-1", "n*2", "\u0664", "\u00e9", "01", "n+00", "0x4"), many):
         with pytest.raises(ValueError, match="dimension"):
             TensorRule("a", "u8", (wrong,))
+    for large in (2**63, str(2**63), f"n+{2**63}", f"{2**62}+n+{2**62}"):
+        with pytest.raises(ValueError, match="dimension"):
+            TensorRule("a", "u8", (large,))
+    assert TensorRule("a", "u8", (2**63 - 1, 0)).text() == "tensor a u8 [9223372036854775807,0] -"
     assert TensorRule("c", "u8", ("n+m",)).text() == contract.tensors[2].text() == "tensor c u8 [m+n] -"
     with pytest.raises(ValueError, match="same name"):
         Contract([TensorRule("a", "u8", ()), TensorRule("a", "u8", ())])
     with pytest.raises(ValueError, match="no axis"):
         TensorRule("a", "u8", ("n",), 1)
+    for name in ("", "a b", "a\n", "\u00e9", "n" * 64):
+        with pytest.raises(ValueError, match="name of a tensor"):
+            TensorRule(name, "u8", ("n",))
     with pytest.raises(ValueError, match="unknown dtype"):
         TensorRule("a", "q9", ("n",))
 
@@ -186,12 +215,19 @@ def test_tokens_are_what_the_bundle_says() -> None:
 
 
 def test_a_symbol_without_its_dimension() -> None:
-    """A tensor blamed for the wrong rank of the one that should have said the size."""
-    contract = Contract([TensorRule("a", "u8", ("n+1",)), TensorRule("b", "u8", ("n",))])
-    tensors = [Tensor("a", np.zeros(4, np.uint8)), Tensor("b", np.zeros((9, 9), np.uint8))]
-    with pytest.raises(ContractMismatch, match="contract_shape") as caught:
-        contract.compare(Bundle(tensors))
-    assert caught.value.tensor == "b"
+    """A sum whose symbol has no value passed over, or a value given up with the rank."""
+    contract = Contract([TensorRule("a", "u8", ("n+1",)), TensorRule("b", "u8", ("n",)), TensorRule("c", "u8", ("n",))])
+
+    def named(*shapes: tuple[int, ...]) -> str | None:
+        tensors = [Tensor(name, np.zeros(shape, np.uint8)) for name, shape in zip("abc", shapes, strict=True)]
+        with pytest.raises(ContractMismatch, match="contract_shape") as caught:
+            contract.compare(Bundle(tensors))
+        return caught.value.tensor
+
+    assert named((4,), (9, 9), (9,)) == "a"
+    assert named((10,), (9, 9), (9,)) == "b"
+    assert named((4,), (), (3,)) == "b"
+    assert named((4,), (), ()) == "a"
 
 
 def test_any_value() -> None:
@@ -228,6 +264,14 @@ def test_any_value() -> None:
         Contract((), {"n_tokens": AnyValue("text")})
     with pytest.raises(ValueError, match="no attribute type"):
         AnyValue("u32")
+    for demand in ({"contract_fingerprint": ANY}, {"contract_fingerprint": bytes(32)}):
+        with pytest.raises(ValueError, match="contract_fingerprint"):
+            Contract((), demand)
+    with pytest.raises(ValueError, match="contract_fingerprint"):
+        Contract((), [Attribute(0x8008, 4, bytes(32))])
+    for twice in ({"n_tokens": ANY, 0x8006: 3}, {"n_tokens": 3, 0x8006: 3}, {"n_tokens": ANY, 0x8006: ANY}):
+        with pytest.raises(ValueError, match="twice"):
+            Contract((), twice)
     with pytest.raises(KeyError):
         Contract((), {"no such name": ANY})
 

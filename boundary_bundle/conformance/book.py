@@ -151,6 +151,8 @@ class Book:
         """
         if before:
             flags = (*flags, "many")
+        if "one" in flags:
+            cls = "core"
         self._add(
             where,
             slug,

@@ -382,15 +382,187 @@ def make(book: Book) -> None:
         B((T("a", "u8", (4,)), T("b", "u8", (3,)))),
         contract=later,
     )
+    for slug, comment, a, b, named in (
+        ("giver-has-another-rank", "b has another rank; its first dimension fits n+1 of a.", (4,), (3, 1), "b"),
+        ("giver-of-another-rank-binds", "b has another rank, and still says what n is.", (5,), (3, 1), "a"),
+        ("never-resolved", "b has no dimension to say what n is, so n+1 of a has no value.", (4,), (), "a"),
+        ("zero-binds", "n is 0.", (2,), (0,), "a"),
+    ):
+        bad(
+            "contract_shape",
+            slug,
+            comment,
+            B((T("a", "u8", a), T("b", "u8", b))).encode(),
+            "contract_shape",
+            None,
+            contract=later,
+            names={"tensor": named},
+        )
+    good("5.3", "zero", "A symbol may be 0.", B((T("a", "u8", (1,)), T("b", "u8", (0,)))), contract=later)
+    thrice = contract(
+        [("a", "u8", ("n+1",), None), ("b", "u8", ("n",), None), ("c", "u8", ("n",), None)],
+        [],
+        "boundary-bundle contract 1\ntensor a u8 [n+1] -\ntensor b u8 [n] -\ntensor c u8 [n] -\n",
+    )
+    for slug, comment, shapes, named in (
+        ("first-binds-zero", "The first value is 0, and is a value: c differs.", ((1,), (0,), (3,)), "c"),
+        ("next-binds", "b has no dimension: c says what n is, and a fits.", ((4,), (), (3,)), "b"),
+        ("next-binds-differs", "b has no dimension: c says what n is, and a does not fit.", ((5,), (), (3,)), "a"),
+    ):
+        bad(
+            "contract_shape",
+            slug,
+            comment,
+            B(tuple(T(name, "u8", shape) for name, shape in zip("abc", shapes, strict=True))).encode(),
+            "contract_shape",
+            None,
+            contract=thrice,
+            names={"tensor": named},
+        )
+    zero = contract(
+        [("a", "u8", ("0",), None), ("b", "u8", ("n", "0"), None)],
+        [],
+        "boundary-bundle contract 1\ntensor a u8 [0] -\ntensor b u8 [n,0] -\n",
+    )
+    good(
+        "5.3",
+        "dimension-0",
+        "A plain 0 is written.",
+        B((T("a", "u8", (0,)), T("b", "u8", (2, 0)))),
+        contract=zero,
+    )
     bad(
         "contract_shape",
-        "giver-has-another-rank",
-        "n+1 of a is not compared, since b, which should say what n is, has another rank: b is named.",
-        B((T("a", "u8", (4,)), T("b", "u8", (3, 1)))).encode(),
+        "dimension-0",
+        "1 where 0 is asked for.",
+        B((T("a", "u8", (0,)), T("b", "u8", (2, 1)))).encode(),
         "contract_shape",
         None,
-        contract=later,
+        contract=zero,
         names={"tensor": "b"},
+    )
+    wide = contract(
+        [("a", "u8", ("tokens+4",), None)],
+        [(N_TOKENS, "u64", None)],
+        "boundary-bundle contract 1\nattribute 0x8006 u64 *\ntensor a u8 [tokens+4] -\n",
+    )
+    bad(
+        "contract_shape",
+        "sum-of-2^64+3",
+        "The sum is 2^64 + 3 and does not wrap to 3.",
+        B((T("a", "u8", (3,)),), (A(N_TOKENS, "u64", u64(2**64 - 1)),)).encode(),
+        "contract_shape",
+        None,
+        contract=wide,
+        names={"tensor": "a"},
+    )
+    unsorted = contract(
+        [],
+        [
+            (N_TOKENS, "u64", None),
+            (N_LAYER, "u64", u64(30)),
+            (0x400A, "bytes", b"\n\xff"),
+            (0x3FEB, "f64", None),
+            (0x0002, "text", None),
+        ],
+        "boundary-bundle contract 1\n"
+        "attribute 0x0002 text *\n"
+        "attribute 0x3feb f64 *\n"
+        "attribute 0x400a bytes 0aff\n"
+        "attribute 0x8005 u64 1e00000000000000\n"
+        "attribute 0x8006 u64 *\n",
+    )
+    text, half, private = A(2, "text", b""), A(0x3FEB, "f64", u64(0)), A(0x400A, "bytes", b"\n\xff")
+    good(
+        "5.3",
+        "attributes-unsorted",
+        "However attributes are given, they stand in the text by ascending key, with letters in lower case.",
+        B((), (text, half, private, layer, tokens)),
+        contract=unsorted,
+    )
+    for slug, comment, there, key in (
+        ("unsorted", "Four are absent, given in descending order: the lowest key is named.", (private,), 2),
+        ("unsorted-letters", "Those above the lowest.", (text, layer), 0x3FEB),
+        ("unsorted-fixed", "One with any value and a lower one with a fixed value.", (text, half), 0x400A),
+    ):
+        bad(
+            "contract_attribute",
+            slug,
+            comment,
+            B((), there).encode(),
+            "contract_attribute",
+            None,
+            contract=unsorted,
+            names={"attribute": key},
+        )
+    layers = contract(
+        [],
+        [(0x8003, "u64", u64(0)), (0x8004, "u64", u64(15)), (N_LAYER, "u64", None)],
+        "boundary-bundle contract 1\nattribute 0x8005 u64 *\n",
+    )
+    first, last, other = A(0x8003, "u64", u64(0)), A(0x8004, "u64", u64(15)), A(0x8004, "u64", u64(14))
+    good(
+        "5.3",
+        "layers",
+        "layer_start and layer_end are demanded, and left out of the text.",
+        B((), (first, last, layer)),
+        contract=layers,
+    )
+    bad(
+        "contract_attribute",
+        "layer_end",
+        "What is left out of the text is compared.",
+        B((), (first, other, layer)).encode(),
+        "contract_attribute",
+        None,
+        contract=layers,
+        names={"attribute": 0x8004},
+    )
+    one, two = B(*batch(3), number=1), B(*batch(1), number=2)
+    wrong = B(*batch(3, 31), number=3)
+    good("5.3", "two-bundles", "Every bundle is compared, with token counts of its own.", one, two, contract=FULL)
+    bad(
+        "contract_attribute",
+        "second-bundle",
+        "The second bundle differs; the first stands.",
+        one.encode() + wrong.encode(),
+        "contract_attribute",
+        None,
+        contract=FULL,
+        before=[one],
+        names={"attribute": N_LAYER},
+    )
+    one_parts, two_parts = one.fragments(), two.fragments()
+    good(
+        "5.3",
+        "interleaved",
+        "Stream: the heads of both are compared.",
+        two,
+        one,
+        data=one.head() + two.head() + b"".join(two_parts) + two.end() + b"".join(one_parts) + one.end(),
+        cls="stream",
+        contract=FULL,
+    )
+    bad(
+        "contract_attribute",
+        "interleaved",
+        "Stream: a head that differs ends the decoder, and with it the bundle that was open; the ended one stands.",
+        two.encode() + one.head() + wrong.head() + b"".join(one_parts) + one.end(),
+        "contract_attribute",
+        None,
+        cls="stream",
+        contract=FULL,
+        before=[two],
+        names={"attribute": N_LAYER},
+    )
+    bad(
+        "C2",
+        "before-contract",
+        "The head frame is whole before it is compared: its padding is not zero.",
+        wrong.head()[:-1] + b"\1",
+        "frame_padding",
+        len(wrong.head()) - 1,
+        contract=FULL,
     )
     free = contract(
         [("a", "u8", ("n", "4"), None), ("b", "u8", ("n",), None)],

@@ -56,6 +56,7 @@ def make(book: Book) -> None:
         0,
         pieces=[7, 1],
     )
+    bad("A1", "last-of-eight", "Of eight bytes that are all, the last differs.", MAGIC[:7] + b"\x0b", "bad_magic", 0)
     bad("A1", "second-frame", "After a frame that was good.", H + bytes(8), "bad_magic", 128)
     bad("A1", "at-the-end", "An end frame without the magic.", H + F + PLAIN.end(magic=bytes(8)), "bad_magic", 256)
     bad(
@@ -256,6 +257,7 @@ def make(book: Book) -> None:
         cls="core",
         limits={"open_bundles": 16},
     )
+    good("B15", "core-zero", "Nor does a limit of 0 matter there.", PLAIN, cls="core", limits={"open_bundles": 0})
 
     # Unit B, other frames
     bad("B20", "fragment-first", "A fragment before any head.", F + PLAIN.encode(), "bundle_not_open", 16)
@@ -368,6 +370,18 @@ def make(book: Book) -> None:
         "fragment_offset",
         168,
     )
+    for slug, size, tensor in (
+        ("off-grid-128", 128, T("x", "u8", (256,))),
+        ("off-grid-1088", 1088, T("x", "q8_0", (2048,))),
+    ):
+        bad(
+            "B31",
+            slug,
+            f"A multiple of 64, but not of a fragment_size of {size}.",
+            B((tensor,), fragment_size=size).head() + fragment(tensor.data[64 : 64 + size], 0, 64),
+            "fragment_offset",
+            168,
+        )
     bad(
         "B31",
         "past-the-end",

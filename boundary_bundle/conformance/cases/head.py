@@ -59,6 +59,22 @@ def make(book: Book) -> None:
         data=PLAIN.head(head_flags=0xFFFF0000) + REST,
     )
     bare = B((T("x"),), checksums=False)
+    good(
+        "3",
+        "ignorable-head-flags-absent",
+        "The same bits beside bit 0.",
+        bare,
+        data=bare.head(head_flags=0xFFFF0001) + b"".join(bare.fragments()) + bare.end(),
+    )
+    bad(
+        "D2",
+        "ignorable-flags",
+        "Bit 0 counts beside ignorable bits.",
+        bare.head(head_flags=0x80000001),
+        "checksums_required",
+        Q,
+        flags=["require_checksums"],
+    )
     bad(
         "D2",
         "insists",

@@ -117,6 +117,14 @@ def names(book: Book) -> None:
         R + 48 + 16,
     )
     bad(
+        "D29",
+        "after-another",
+        "Not the first tensor's name.",
+        B((T("a"), T("b"), T("b"))).encode(),
+        "tensor_duplicate",
+        R + 48 + 16,
+    )
+    bad(
         "D29", "long", "Two names of 63 bytes.", B((T("n" * 63), T("n" * 63))).encode(), "tensor_duplicate", R + 80 + 16
     )
     bad(
@@ -273,6 +281,14 @@ def shapes(book: Book) -> None:
         "first-is-zero",
         "An extent of 0 is an extent.",
         B((T("a", "f32", (0,), axis=0), T("b", "f32", (1,), axis=0))).encode(),
+        "token_count",
+        R + 24 + 8,
+    )
+    bad(
+        "D30",
+        "second-is-zero",
+        "In a later tensor too.",
+        B((T("a", "f32", (3,), axis=0), T("b", "f32", (0,), axis=0))).encode(),
         "token_count",
         R + 24 + 8,
     )
