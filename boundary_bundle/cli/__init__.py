@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from ..native import NativeError
 from ..shards import PipelineError, PlanError, WorkerError
-from . import conformance, convert, demo, describe, diff, fixtures, inspect, run, shim, validate
+from . import completion, conformance, convert, demo, describe, diff, fixtures, inspect, manual, run, shim, validate
 from .common import CommandError
 
 __all__ = ["main"]
@@ -35,8 +35,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Run one model split by layers over several processes; look at what passes between them.",
     )
     commands: Any = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (run, demo, describe, fixtures, inspect, validate, diff, convert, shim, conformance):
+    for module in (run, demo, describe, fixtures, inspect, validate, diff, convert, shim, conformance, completion):
         module.add_command(commands)
+    manual.complete(parser, commands)
     return parser
 
 

@@ -59,11 +59,17 @@ def default_threads() -> int:
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Options that every shard and the reference are started with alike."""
     group = parser.add_argument_group("settings of every worker")
-    group.add_argument("--threads", type=number(1, 512), default=default_threads(), metavar="N")
+    group.add_argument(
+        "--threads",
+        type=number(1, 512),
+        default=default_threads(),
+        metavar="N",
+        help="processors for each (all that may be used, 4 at most)",
+    )
     group.add_argument("--ctx", type=number(1, 1 << 24), default=1024, metavar="N", help="context in tokens (1024)")
     group.add_argument("--batch", type=number(1, 1 << 20), default=512, metavar="N", help="tokens a batch (512)")
     group.add_argument("--ubatch", type=number(1, 1 << 20), default=512, metavar="N", help="tokens a micro-batch (512)")
-    group.add_argument("--flash-attn", choices=("on", "off"), default="on")
+    group.add_argument("--flash-attn", choices=("on", "off"), default="on", help="flash attention (on)")
     group.add_argument("--no-mmap", action="store_true", help="read the weights instead of mapping the file")
     # For tests: a worker that was built elsewhere.
     group.add_argument("--worker", type=Path, help=argparse.SUPPRESS)

@@ -22,8 +22,8 @@ def add_command(commands: Any) -> None:
         "extra 'convert'), anything else is a bundle. Nothing is lost on the way there and back. Exit status 0: "
         "written. 2: it could not be.",
     )
-    parser.add_argument("source", type=Path, metavar="SOURCE")
-    parser.add_argument("target", type=Path, metavar="TARGET")
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="a bundle, .npz or .safetensors")
+    parser.add_argument("target", type=Path, metavar="TARGET", help="what to write; its ending says what it becomes")
     parser.add_argument("--force", action="store_true", help="replace TARGET if it is there")
     add_file_options(parser)
     parser.set_defaults(function=convert)

@@ -20,8 +20,8 @@ def add_command(commands: Any) -> None:
         ".npz or .safetensors. Exit status 0: tensors and attributes are the same in every bit. 1: they differ. 2: it "
         "could not be told.",
     )
-    parser.add_argument("a", type=Path, metavar="A")
-    parser.add_argument("b", type=Path, metavar="B")
+    parser.add_argument("a", type=Path, metavar="A", help="a bundle, .npz or .safetensors")
+    parser.add_argument("b", type=Path, metavar="B", help="what it is compared with")
     parser.add_argument(
         "--strict",
         action="store_true",

@@ -29,7 +29,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--cuts", metavar="A,B", help="the first layers of the second and later shards")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="the folder to make")
     parser.add_argument("--force", action="store_true", help="replace fixtures that are there")
-    parser.add_argument("--prompt", default=PROMPT, metavar="TEXT")
+    parser.add_argument("--prompt", default=PROMPT, metavar="TEXT", help="another text, for a model with a vocabulary")
     parser.add_argument("--tokens", type=common.number(0, 997), default=4, metavar="N", help="steps of one token (4)")
     parser.add_argument("--logits", action="store_true", help="write the logits too, not their digests alone")
     common.add_settings(parser)

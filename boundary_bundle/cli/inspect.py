@@ -27,7 +27,7 @@ def add_command(commands: Any) -> None:
         description="Show a file field by field: offset, bytes, field, value, meaning. A damaged file is shown up to "
         "the damage. Exit status 0: sound. 1: damaged. 2: it could not be read.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a datastream, whole or damaged")
     parser.add_argument("--html", action="store_true", help="one self-contained page instead of text")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the page there (with --html)")
     parser.add_argument("--force", action="store_true", help="replace the output file if it is there")

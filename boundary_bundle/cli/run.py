@@ -25,7 +25,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--cuts", metavar="A,B", help="the first layers of the second and later shards; absent: unsplit"
     )
-    parser.add_argument("--prompt", required=True, metavar="TEXT")
+    parser.add_argument("--prompt", required=True, metavar="TEXT", help="what the text begins with")
     parser.add_argument("--tokens", type=common.number(1, 1 << 20), default=40, metavar="N", help="at most (40)")
     parser.add_argument(
         "--check",

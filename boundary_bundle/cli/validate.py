@@ -22,7 +22,7 @@ def add_command(commands: Any) -> None:
         description="Check files against the format, every byte of them. Exit status 0: all conform. 1: one does "
         "not. 2: one could not be read.",
     )
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="datastreams of one or more bundles")
     parser.add_argument("--canonical", action="store_true", help="demand the canonical form too")
     parser.add_argument("--require-checksums", action="store_true", help="refuse bundles without payload checksums")
     add_file_options(parser)
