@@ -2032,18 +2032,17 @@ typedef struct symbols {
     uint64_t value[64];
 } symbols;
 
-/* The first dimension of the contract in which a symbol stands alone gives its
- * value, unless the bundle's tensor has another rank. False if a symbol stands
- * alone nowhere. */
+/* The first dimension in which a symbol stands alone, and which the bundle's
+ * tensor has, gives its value. False if a symbol stands alone nowhere. */
 static bool bind_symbols(const bb_contract *c, const bb_bundle *b, symbols *s) {
-    uint64_t decided = 0, used = 0;
+    uint64_t alone = 0, used = 0;
     bb_attr tokens;
     bb_cursor at;
     uint32_t i;
     unsigned k, n;
     s->known = 0;
     if (bb_attr_find(b, BB_KEY_N_TOKENS, &tokens) >= 0) {
-        decided = s->known = BB_SYMBOL_TOKENS;
+        alone = s->known = BB_SYMBOL_TOKENS;
         s->value[0] = tokens.u64;
     }
     memset(&at, 0, sizeof at);
@@ -2055,11 +2054,11 @@ static bool bind_symbols(const bb_contract *c, const bb_bundle *b, symbols *s) {
         for (k = 0; k < rule->rank && k < BB_MAX_RANK; k++) {
             uint64_t mask = rule->dims[k].symbols;
             used |= mask;
-            if (mask == 0 || (mask & (mask - 1)) != 0 || rule->dims[k].number != 0 || (mask & decided) != 0) {
+            if (mask == 0 || (mask & (mask - 1)) != 0 || rule->dims[k].number != 0) {
                 continue;
             }
-            decided |= mask;
-            if (r[2] == rule->rank) {
+            alone |= mask;
+            if (k < r[2] && (mask & s->known) == 0) {
                 for (n = 0; mask >> n != 1; n++) {
                 }
                 s->known |= mask;
@@ -2067,24 +2066,23 @@ static bool bind_symbols(const bb_contract *c, const bb_bundle *b, symbols *s) {
             }
         }
     }
-    return (used & ~decided) == 0;
+    return (used & ~alone) == 0;
 }
 
-/* False if a symbol has no value: the tensor that should have given it is what
- * is wrong. UINT64_MAX, which no dimension is, for a sum that does not fit. */
-static bool sum_of(const bb_contract_dim *d, const symbols *s, uint64_t *sum) {
-    uint64_t left = d->symbols;
+/* UINT64_MAX, which no dimension is, for a sum that does not fit or has a symbol
+ * without a value. */
+static uint64_t sum_of(const bb_contract_dim *d, const symbols *s) {
+    uint64_t left = d->symbols, sum = d->number;
     unsigned n;
-    *sum = d->number;
     if ((d->symbols & ~s->known) != 0) {
-        return false;
+        return UINT64_MAX;
     }
     for (n = 0; left != 0; n++, left >>= 1) {
         if ((left & 1) != 0) {
-            *sum = s->value[n] > UINT64_MAX - *sum ? UINT64_MAX : *sum + s->value[n];
+            sum = s->value[n] > UINT64_MAX - sum ? UINT64_MAX : sum + s->value[n];
         }
     }
-    return true;
+    return sum;
 }
 
 int bb_contract_compare(const bb_contract *c, const bb_bundle *b, bb_error *e) {
@@ -2100,6 +2098,9 @@ int bb_contract_compare(const bb_contract *c, const bb_bundle *b, bb_error *e) {
         const bb_contract_attr *rule = &c->attrs[i];
         if (i > 0 && rule->attr.key <= rule[-1].attr.key) {
             return fail(e, BB_E_ARGUMENT, 0, "attrs", (uint64_t)rule[-1].attr.key + 1, rule->attr.key);
+        }
+        if (rule->attr.key == BB_KEY_CONTRACT_FINGERPRINT) { /* it is made from a contract */
+            return fail(e, BB_E_ARGUMENT, 0, "attrs", 0, rule->attr.key);
         }
         /* contract_attribute */
         if (!attr_holds(rule, b)) {
@@ -2136,9 +2137,9 @@ int bb_contract_compare(const bb_contract *c, const bb_bundle *b, bb_error *e) {
             return fail_rule(BB_CONTRACT_SHAPE, (int32_t)i, rule->name, "rank", rule->rank, r[2], e);
         }
         for (k = 0; k < rule->rank; k++) {
-            uint64_t dim = load64(r + RECORD_FIXED + 8 * (size_t)k), sum;
+            uint64_t dim = load64(r + RECORD_FIXED + 8 * (size_t)k), sum = sum_of(&rule->dims[k], &s);
             /* contract_shape */
-            if (sum_of(&rule->dims[k], &s, &sum) && sum != dim) {
+            if (sum != dim) {
                 return fail_rule(BB_CONTRACT_SHAPE, (int32_t)i, rule->name, "dims", sum, dim, e);
             }
         }

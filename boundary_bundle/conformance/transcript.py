@@ -132,7 +132,7 @@ def _data(word: str, recipe: Any, times: int = 1) -> Iterator[str]:
 
 def _contract(contract: dict[str, Any]) -> Iterator[str]:
     yield "contract"
-    for a in contract["attributes"]:
+    for a in sorted(contract["attributes"], key=lambda attribute: attribute["key"]):
         value = "*" if a["raw"] is None else expand(a["raw"]).hex() or "-"
         yield f"contract-attribute {a['key']} {ATTRIBUTE_TYPES[a['type']]} {value}"
     symbols = ["tokens"]

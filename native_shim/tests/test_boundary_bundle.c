@@ -1581,11 +1581,17 @@ static void test_contract(const bb_config *c) {
         COMPARE(t[2].dims[0] = 8, BB_CONTRACT_SHAPE, 3, "more");
         COMPARE(t[2].dims[0] = 8; t[3].dims[0]++, BB_OK, 0, "");
         COMPARE(t[3].dims[1] = 0; t[2].byte_order = 2; now.fragment_size = 64; now.no_checksums = true, BB_OK, 0, "");
-        /* Without its dimension a symbol has no value: the tensor of the wrong rank is named. */
+        /* A dimension that is there binds whatever the rank; without one a sum has no value. */
         COMPARE(t[1].rank = 1; now.attr_count = k.attr_count = 2, BB_CONTRACT_SHAPE, 1, "residual");
         COMPARE(t[2].rank = 2, BB_CONTRACT_SHAPE, 2, "seq_ids");
         COMPARE(t[1].rank = 3; t[1].dims[0] = 9; t[1].dims[2] = 1; now.attr_count = k.attr_count = 2,
-                BB_CONTRACT_SHAPE, 1, "residual");
+                BB_CONTRACT_SHAPE, 0, "seq_offsets");
+        COMPARE(t[1].rank = 0; t[1].token_axis = 255; now.attr_count = k.attr_count = 2, BB_CONTRACT_SHAPE, 0,
+                "seq_offsets");
+        /* The next one binds where the first is not there. */
+        COMPARE(t[1].rank = 0; t[1].token_axis = 255; now.attr_count = k.attr_count = 2;
+                rules[2].dims[0].symbols = rules[3].dims[0].symbols = TOKENS; t[2].dims[0] = N, BB_CONTRACT_SHAPE,
+                1, "residual");
         /* The first dimension binds, before it n_tokens. */
         COMPARE(rules[2].dims[0].symbols = TOKENS; now.tensor_count = k.tensor_count = 3, BB_CONTRACT_SHAPE, 2,
                 "seq_ids");
@@ -1597,6 +1603,7 @@ static void test_contract(const bb_config *c) {
         COMPARE(rules[2].dims[0].symbols = 2, BB_E_ARGUMENT, -1, ""); /* MEMBERS stands alone nowhere */
         COMPARE(rules[3].dims[0].number = UINT64_MAX, BB_CONTRACT_SHAPE, 3, "more");
         COMPARE(wanted[1].attr.key = 2, BB_E_ARGUMENT, -1, "");
+        COMPARE(wanted[1].attr.key = BB_KEY_CONTRACT_FINGERPRINT, BB_E_ARGUMENT, -1, "");
         COMPARE(k.tensor_count = 0; now.tensor_count = 0; k.attr_count = 0, BB_OK, 0, "");
         COMPARE(rules[1].name = NULL, BB_E_ARGUMENT, -1, "");
     }
