@@ -2,7 +2,8 @@
 
 :func:`tensors` and :func:`bundles` draw what an encoder must take; :func:`damaged`
 draws encodings with something wrong in them, their checksums repaired, so that the
-checks behind the checksums are reached. This is the only module that imports
+checks behind the checksums are reached; :func:`mismatched` draws bundles with
+contracts that they do not meet. This is the only module that imports
 hypothesis.
 """
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from . import layout
 from .bundle import Attribute, Attributes, Bundle, Tensor
+from .contract import ANY, Contract, TensorRule
 from .dtypes import DTYPES, Array, DType
 from .encoder import encode
 
@@ -766,6 +768,53 @@ def _aimed(draw: st.DrawFn, aim: str) -> bytes:
     return patient.bytes() if data is None else data
 
 
+#: Errors that :func:`mismatched` can be told to aim at.
+CONTRACT_AIMS = (
+    *("contract_attribute", "contract_missing", "contract_extra", "contract_order"),
+    *("contract_dtype", "contract_shape", "contract_token_axis"),
+)
+
+
+def _rule(tensor: Tensor) -> dict[str, Any]:
+    """What a contract says of a tensor like this one; the token axis is a symbol."""
+    shape: list[Any] = list(tensor.shape)
+    if tensor.token_axis is not None:
+        shape[tensor.token_axis] = "tokens"
+    return {"name": tensor.name, "dtype": tensor.dtype, "shape": tuple(shape), "token_axis": tensor.token_axis}
+
+
+@st.composite
+def mismatched(draw: st.DrawFn, aim: str | None = None) -> tuple[Bundle, Contract]:
+    """A bundle, and a contract that it does not meet for one reason.
+
+    The error, ``aim``, is one of :data:`CONTRACT_AIMS`; without it any.
+    """
+    if aim is None:
+        aim = draw(st.sampled_from(CONTRACT_AIMS))
+    p = draw(_patients(names=("v0", "v1"), shape=(2, 3), axis=0, others=0, attributes={"n_layer": 30}))
+    rules = [_rule(tensor) for tensor in p.bundle]
+    demanded: dict[Any, Any] = {"n_layer": draw(st.sampled_from((ANY, 30))), "n_tokens": ANY}
+    place = draw(st.integers(0, len(rules) - 1))
+    rule = rules[place]
+    if aim == "contract_attribute":
+        # Absent, or with another value; the patient's own architecture is three characters long.
+        demanded |= draw(st.sampled_from(({"recipe_fingerprint": ANY}, {"n_layer": 31}, {"architecture": "four"})))
+    elif aim == "contract_missing":
+        other = draw(_NAME.filter(lambda name: name not in p.bundle))
+        rules.insert(draw(st.integers(0, len(rules))), {**rule, "name": other})
+    elif aim == "contract_extra":
+        del rules[place]
+    elif aim == "contract_order":
+        rules.append(rules.pop(0))
+    elif aim == "contract_dtype":
+        rule["dtype"] = draw(st.sampled_from([row.name for row in _PLAIN if row.name != rule["dtype"]]))
+    elif aim == "contract_shape":
+        rule["shape"] = draw(st.sampled_from((("tokens", 4), ("tokens+1", 3), ("tokens", 3, 1), ("tokens",))))
+    else:
+        rule["token_axis"] = draw(st.sampled_from((None, 1)))
+    return p.bundle, Contract([TensorRule(**told) for told in rules], demanded)
+
+
 def _head_fields(body: bytes | bytearray) -> list[tuple[int, int]]:
     """(offset, width) of every field of a head body as the encoder wrote it."""
     tensors, attributes = struct.unpack_from("<II", body, layout.head_offset("tensor_count"))
@@ -882,4 +931,4 @@ def _changed(draw: st.DrawFn) -> bytes:
     return data
 
 
-__all__ = ["AIMS", "TURNING_POINTS", "Frame", "bundles", "damaged", "frames", "tensors"]
+__all__ = ["AIMS", "CONTRACT_AIMS", "TURNING_POINTS", "Frame", "bundles", "damaged", "frames", "mismatched", "tensors"]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis import strategies as st
 
-from boundary_bundle import DTYPES, ERRORS, Bundle, BundleError, Decoder, Tensor, bits_equal, decode, encode
-from boundary_bundle.testing import AIMS, bundles, damaged, frames, tensors
+from boundary_bundle import DTYPES, ERRORS, Bundle, BundleError, Contract, Decoder, Tensor, bits_equal, decode, encode
+from boundary_bundle.testing import AIMS, CONTRACT_AIMS, bundles, damaged, frames, mismatched, tensors
 
 #: Error numbers that bytes alone can bring about; 600 and above need a contract.
 DECODE_ERRORS = {name for name, (number, _) in ERRORS.items() if 100 <= number < 600}
@@ -87,6 +87,21 @@ def test_an_aim_is_never_missed(aim: str) -> None:
 def test_damage_reaches_every_decode_error() -> None:
     """Within 4000 examples, of seeds that are fixed; there are 57 errors."""
     reach(damaged(), 4000, DECODE_ERRORS, errors_of)
+
+
+@pytest.mark.parametrize("aim", CONTRACT_AIMS)
+def test_a_contract_is_missed_for_the_reason_that_was_asked_for(aim: str) -> None:
+    def look(drawn: tuple[Bundle, Contract]) -> None:
+        bundle, contract = drawn
+        with pytest.raises(BundleError) as caught:
+            decode(encode(bundle), contract=contract)
+        assert caught.value.name == aim
+
+    run_through(mismatched(aim), 20, look)
+
+
+def test_there_is_an_aim_for_every_contract_error() -> None:
+    assert set(CONTRACT_AIMS) == {name for name, (number, _) in ERRORS.items() if number >= 600}
 
 
 def test_tensors_reach_every_dtype_order_and_rank() -> None:
