@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -329,6 +332,18 @@ def test_force_replaces_fixtures_and_nothing_else(
     (folder / fixtures.MANIFEST).unlink()
     one_sentence([*command, "--force"], "holds no fixtures", capsys)
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_an_interrupt_leaves_nothing(patched_build: NativeBuild, tiny: dict[str, Path], tmp_path: Path) -> None:
+    more = ["--model", str(tiny["gqa"]), "--cuts", "2", "--tokens", "900", "--ctx", "1024", "-o", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "boundary_bundle.cli", "fixtures", *more, "--worker", str(patched_build.worker)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not list(tmp_path.glob(".fixtures-*/new/model/step-003-*")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "interrupted\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_family_keeps_its_layers_and_kinds() -> None:
