@@ -152,11 +152,12 @@ class TesteeUnderTest:
             pytest.skip(reason)
         outcome = Outcome(case)
         for ask in case.asks:
-            answer: dict[str, Any] | Trouble
             try:
                 answer = self._runner.ask(ask.line)
             except Trouble as trouble:
-                answer = trouble
+                # One is enough: a hang takes its time with each.
+                settle(outcome, ask, trouble, self.hello)
+                break
             settle(outcome, ask, answer, self.hello)
         if outcome.result == "skipped":
             pytest.skip("; ".join(outcome.details))
