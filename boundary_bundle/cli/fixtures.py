@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--force", action="store_true", help="replace fixtures that are there")
     parser.add_argument("--prompt", default=PROMPT, metavar="TEXT", help="another text, for a model with a vocabulary")
     parser.add_argument("--tokens", type=common.number(0, 997), default=4, metavar="N", help="steps of one token (4)")
+    parser.add_argument(
+        "--sequences", type=common.number(1, 64), metavar="N", help="taking turns (1; of tiny models 2)"
+    )
     parser.add_argument("--logits", action="store_true", help="write the logits too, not their digests alone")
     common.add_settings(parser)
     parser.set_defaults(
@@ -51,6 +55,7 @@ def fixtures(options: argparse.Namespace) -> int:
             raise CommandError("a model needs --cuts: without a cut no bundle crosses a boundary")
         make_plan(read_model_file(options.model).n_layer, cuts)
         sources = [Source("model", tuple(cuts), options.model)]
+    sequences = options.sequences or (1 if options.family is None else 2)
     given: Path | None = options.worker
     built = build("patched") if given is None else None
     try:
@@ -58,7 +63,7 @@ def fixtures(options: argparse.Namespace) -> int:
             options.output,
             sources,
             built.worker if built is not None else options.worker,
-            settings=common.settings_of(options),
+            settings=replace(common.settings_of(options), seqs=sequences),
             prompt=options.prompt,
             n_tokens=options.tokens,
             logits=options.logits,

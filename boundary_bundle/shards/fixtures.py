@@ -121,11 +121,17 @@ def capture(
 ) -> dict[str, Any]:
     """Record every source into ``folder`` and return the manifest.
 
-    Each run is the prompt in batches of ``settings.batch`` and ``n_tokens`` steps of one token, chosen greedily.
+    Each run is the prompt in batches of ``settings.batch`` and ``n_tokens`` greedy steps of one token a sequence.
+    ``settings.seqs`` sequences take turns token by token; each begins with the prompt, from its own token of it on.
     ``library`` goes into the manifest as it is. The folder appears whole or not at all; one that is not empty is
     replaced only with ``force``, and only if it holds fixtures. Raises FixtureError, PlanError, PipelineError
     and WorkerError.
     """
+    batch = min(settings.batch, settings.ctx)
+    if batch < settings.seqs:
+        raise FixtureError(
+            f"{settings.seqs} sequences need batches of {settings.seqs} tokens or more, but they have {batch}"
+        )
     target = _check_target(folder, force)
     try:
         aside = Path(tempfile.mkdtemp(prefix=".fixtures-", dir=target.parent))
@@ -161,7 +167,7 @@ def lines(manifest: Mapping[str, Any]) -> str:
 
         fixture NAME MODEL-FILE-OR-DASH
         model SHA256 FINGERPRINT
-        settings THREADS CTX BATCH UBATCH FLASH-ATTENTION
+        settings THREADS CTX BATCH UBATCH FLASH-ATTENTION SEQUENCES
         range START END
         step NUMBER
         request FILE SHA256
@@ -174,7 +180,7 @@ def lines(manifest: Mapping[str, Any]) -> str:
         model, settings = fixture["model"], fixture["settings"]
         rows.append(("fixture", fixture["name"], model["file"] or "-"))
         rows.append(("model", model["sha256"], model["fingerprint"]))
-        numbers = [int(settings[key]) for key in ("threads", "ctx", "batch", "ubatch", "flash_attn")]
+        numbers = [int(settings[key]) for key in ("threads", "ctx", "batch", "ubatch", "flash_attn", "seqs")]
         rows.append(("settings", *numbers))
         rows.extend(("range", *layers) for layers in fixture["ranges"])
         for step in fixture["steps"]:
@@ -218,14 +224,17 @@ def _record(
         tokens = workers[-1].tokenize(prompt)
         if not tokens:
             raise FixtureError("the prompt has no tokens")
-        if len(tokens) + n_tokens > settings.ctx:
+        needed, room = len(tokens) + n_tokens, settings.ctx // settings.seqs
+        if needed > room:
             raise FixtureError(
-                f"a prompt of {len(tokens)} tokens and {n_tokens} steps need a context of {len(tokens) + n_tokens}, "
-                f"but it has {settings.ctx}"
+                f"a prompt of {len(tokens)} tokens and {n_tokens} steps need {needed} positions a sequence, "
+                f"but a context of {settings.ctx} has {room}"
             )
+        # By turning it the sequences differ.
+        prompts = [[*tokens[turn:], *tokens[:turn]] for turn in (k % len(tokens) for k in range(settings.seqs))]
         steps = [
             _step(folder, source.name, plan, pipeline, recorder, batch, logits)
-            for batch in _batches(recorder, tokens, n_tokens, settings.batch)
+            for batch in _batches(recorder, prompts, n_tokens, settings.batch)
         ]
         about = pipeline.model
     finally:
@@ -250,19 +259,27 @@ def _record(
         "ranges": [list(layers) for layers in plan],
         "settings": asdict(settings),
         "prompt": prompt,
-        "tokens": tokens,
+        "prompts": prompts,
         "steps": [{"step": number, **step} for number, step in enumerate(steps)],
     }
 
 
-def _batches(recorder: _Recorder, tokens: Sequence[int], n_tokens: int, size: int) -> Iterator[Batch]:
-    """The prompt, then each time the token with the largest logit (the first of equal ones)."""
-    for start in range(0, len(tokens), size):
-        part = tokens[start : start + size]
-        yield Batch.of_sequence(part, start, outputs="last" if start + len(part) == len(tokens) else "none")
-    for position in range(len(tokens), len(tokens) + n_tokens):
-        assert recorder.logits is not None
-        yield Batch.of_sequence([int(np.argmax(recorder.logits[-1]))], position)
+def _batches(recorder: _Recorder, prompts: Sequence[Sequence[int]], n_tokens: int, size: int) -> Iterator[Batch]:
+    """The prompts, taking turns; then, again in turn, the token with the largest logit (the first of equal ones)."""
+    length = len(prompts[0])
+    following = [list(prompt) for prompt in prompts]
+    for positions in (range(length), *(range(place, place + 1) for place in range(length, length + n_tokens))):
+        entries = [(position, sequence) for position in positions for sequence in range(len(prompts))]
+        for start in range(0, len(entries), size):
+            part = entries[start : start + size]
+            outputs = [position + 1 >= length for position, _ in part]
+            tokens = [following[sequence][position] for position, sequence in part]
+            yield Batch(tokens, [position for position, _ in part], [(sequence,) for _, sequence in part], outputs)
+            assert recorder.logits is not None
+            chosen = iter(recorder.logits)
+            for (_, sequence), output in zip(part, outputs, strict=True):
+                if output:
+                    following[sequence].append(int(np.argmax(next(chosen))))
 
 
 def _step(
@@ -287,8 +304,10 @@ def _step(
     raw = np.ascontiguousarray(rows, np.dtype("<f4")).tobytes()
     digest = _file(folder, f"{stem}-logits.f32", raw) if logits else {"file": None, **_digest(raw)}
     return {
-        "position": batch.positions[0],
         "tokens": list(batch.tokens),
+        "positions": list(batch.positions),
+        "sequences": [row[0] for row in batch.sequences],
+        "outputs": [int(wanted) for wanted in batch.outputs],
         "request": {**_file(folder, f"{stem}-tokens.bundle", request), **asdict(PLAIN)},
         "boundaries": boundaries,
         "logits": {"rows": len(rows), **digest},

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ from boundary_bundle.shards import fixtures, tiny_models
 pytestmark = pytest.mark.shards
 
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror")
-STEPS = 6
+#: Batches of the prompts, and greedy steps, of two sequences.
+PROMPT_STEPS, STEPS = 3, 7
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -87,7 +89,8 @@ def one(recorded: Path, manifest: dict[str, Any], tmp_path: Path) -> Path:
 
 def test_two_runs_give_the_same_bytes(patched_build: NativeBuild, recorded: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
-    fixtures.capture(again, fixtures.families("all"), patched_build.worker, logits=True)
+    settings = replace(fixtures.SETTINGS, seqs=2)
+    fixtures.capture(again, fixtures.families("all"), patched_build.worker, settings=settings, logits=True)
     assert files(again) == files(recorded)
     assert sum(map(len, files(again).values())) < 10_000_000
 
@@ -119,7 +122,7 @@ def test_the_manifest_describes_the_files(recorded: Path, manifest: dict[str, An
         model = found.pop(entry["model"]["file"])
         assert (len(model), sha256(model).hexdigest()) == (entry["model"]["bytes"], entry["model"]["sha256"])
         assert len(entry["steps"]) == STEPS
-        generated: list[int] = []
+        following: list[list[int]] = [list(prompt) for prompt in entry["prompts"]]
         for step in entry["steps"]:
             assert [row["layer"] for row in step["boundaries"]] == entry["cuts"]
             for row in (step["request"], *step["boundaries"], step["logits"]):
@@ -135,10 +138,15 @@ def test_the_manifest_describes_the_files(recorded: Path, manifest: dict[str, An
                 assert bundle.attributes["n_tokens"] == len(step["tokens"])
                 assert bundle.attributes["model_fingerprint"] == bytes.fromhex(entry["model"]["fingerprint"])
                 layouts.add((row["byte_order"], row["fragment_size"], row["checksums"]))
-            assert generated in ([], step["tokens"])
-            generated = [int(logits[-1].argmax())] if len(logits) else []
-        sent = [token for step in entry["steps"] for token in step["tokens"]]
-        assert sent[: len(entry["tokens"])] == entry["tokens"]
+            assert step["tokens"] == [
+                following[sequence][position]
+                for sequence, position in zip(step["sequences"], step["positions"], strict=True)
+            ]
+            wanted = [sequence for sequence, output in zip(step["sequences"], step["outputs"], strict=True) if output]
+            for sequence, row in zip(wanted, logits, strict=True):
+                following[sequence].append(int(row.argmax()))
+        assert [len(tokens) for tokens in following] == [len(entry["prompts"][0]) + 5] * 2
+        assert following[0] != following[1]
     assert found == {}
     assert len(layouts) == 4
 
@@ -147,7 +155,7 @@ def test_the_program_passes(check: Check, recorded: Path) -> None:
     done = check(recorded)
     assert (done.returncode, done.stderr) == (0, "")
     count = len(tiny_models.VARIANTS)
-    bundles, logits = count * STEPS * 2, count * (STEPS - 1) * tiny_models.N_VOCAB
+    bundles, logits = count * STEPS * 2, count * 2 * (STEPS - PROMPT_STEPS + 1) * tiny_models.N_VOCAB
     assert f"{count} fixtures, {bundles} bundles and {logits} logits compared" in done.stdout
     assert done.stdout.count("passed ") == count
 
@@ -185,7 +193,7 @@ def flipped(data: bytes, place: int) -> bytes:
     return bytes(changed)
 
 
-@pytest.mark.parametrize("step", [0, 3, STEPS - 1])
+@pytest.mark.parametrize("step", [0, STEPS - 1])
 @pytest.mark.parametrize("kind", ["tokens", "layer-2", "layer-5"])
 @pytest.mark.parametrize("place", [9, 77, -200, -1])
 def test_one_flipped_byte_of_a_bundle_is_named(check: Check, one: Path, kind: str, step: int, place: int) -> None:
@@ -202,7 +210,7 @@ def test_one_flipped_byte_of_a_bundle_is_named(check: Check, one: Path, kind: st
 
 def test_a_flipped_byte_with_its_digest_is_named(check: Check, one: Path) -> None:
     """The comparison itself, not the digests of the files."""
-    name = "gqa/step-002-layer-5.bundle"
+    name = "gqa/step-004-layer-5.bundle"
     bundle = decode((one / name).read_bytes())
     array = np.array(bundle["residual"])
     array.view(np.uint32)[0, 0] ^= 1
@@ -210,12 +218,12 @@ def test_a_flipped_byte_with_its_digest_is_named(check: Check, one: Path) -> Non
     rewrite(one, one / name, lambda _: encode(bundle))
     done = check(one)
     assert done.returncode == 1
-    assert re.search(rf"FAILED gqa: step 2: {name}: layers \[2,5\) wrote other bytes: \d+ of \d+ differ", done.stdout)
+    assert re.search(rf"FAILED gqa: step 4: {name}: layers \[2,5\) wrote other bytes: \d+ of \d+ differ", done.stdout)
     # The last range got the changed row: its logits are others.
-    assert "FAILED gqa: step 2: logits: their SHA-256 is" in done.stdout
+    assert "FAILED gqa: step 4: logits: their SHA-256 is" in done.stdout
 
 
-@pytest.mark.parametrize("step", [1, STEPS - 1])
+@pytest.mark.parametrize("step", [2, STEPS - 1])
 def test_one_flipped_digit_of_a_digest_is_named(check: Check, one: Path, manifest: dict[str, Any], step: int) -> None:
     entry = next(entry for entry in manifest["fixtures"] if entry["name"] == "gqa")
     digest = entry["steps"][step]["logits"]["sha256"]
@@ -303,7 +311,9 @@ def test_bad_input(
         (["--family", "mamba", *out], "no family 'mamba'"),
         (["--family", "gqa,gqa", *out], "given twice"),
         (["--family", "all", "--cuts", "6", *out], "out of range"),
-        (["--family", "gqa", "--ctx", "20", *out], "need a context of"),
+        (["--family", "gqa", "--ctx", "20", *out], "positions a sequence, but a context of 20 has 10"),
+        (["--family", "gqa", "--ctx", "1", *out], "2 sequences need batches of 2 tokens or more, but they have 1"),
+        (["--family", "gqa", "--sequences", "65", *out], "1 to 64"),
         (["--family", "gqa", "--prompt", "x", "--tokens", "998", *out], "0 to 997"),
         (["--family", "gqa", "--worker", str(tmp_path / "none"), "-o", str(tmp_path / "out")], "cannot start"),
         (["--family", "gqa", *out[2:], "-o", str(tmp_path / "no" / "folder")], "there is no folder"),
@@ -325,7 +335,7 @@ def test_force_replaces_fixtures_and_nothing_else(
     one_sentence(command, "not empty", capsys)
     (folder / "more").write_text("of mine")
     # Whatever fails leaves the old ones alone.
-    one_sentence([*command, "--force", "--ctx", "1"], "need a context", capsys)
+    one_sentence([*command, "--force", "--ctx", "8"], "positions a sequence", capsys)
     assert files(folder) == {**first, "more": b"of mine"}
     assert main(["fixtures", *command, "--force"]) == 0
     assert files(folder) == first

@@ -111,7 +111,7 @@ static void sha256_end(struct sha256 *h, char hex[65]) {
 /* -- what is being checked -------------------------------------------------------------------------------------- */
 
 struct settings {
-    int threads, ctx, batch, ubatch, flash_attn;
+    int threads, ctx, batch, ubatch, flash_attn, sequences;
 };
 
 struct shard {
@@ -254,7 +254,7 @@ static void open_shard(const struct fixture *f, struct shard *s) {
     cp.n_ctx = (uint32_t)f->settings.ctx;
     cp.n_batch = (uint32_t)f->settings.batch;
     cp.n_ubatch = (uint32_t)f->settings.ubatch;
-    cp.n_seq_max = 1;
+    cp.n_seq_max = (uint32_t)f->settings.sequences;
     cp.n_threads = cp.n_threads_batch = f->settings.threads;
     cp.flash_attn_type = f->settings.flash_attn ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     cp.offload_kqv = false;
@@ -435,7 +435,8 @@ static void take_line(struct fixture *f, const char *line, int number) {
     } else if (strcmp(word, "model") == 0 && sscanf(line, "%*s %64s %64s", f->sha, f->fingerprint) == 2) {
         /* both are compared when it is loaded */
     } else if (strcmp(word, "settings") == 0 &&
-               sscanf(line, "%*s %d %d %d %d %d", &s->threads, &s->ctx, &s->batch, &s->ubatch, &s->flash_attn) == 5) {
+               sscanf(line, "%*s %d %d %d %d %d %d", &s->threads, &s->ctx, &s->batch, &s->ubatch, &s->flash_attn,
+                      &s->sequences) == 6) {
         /* used when it is loaded */
     } else if (strcmp(word, "range") == 0 && sscanf(line, "%*s %d %d", &x, &y) == 2 && f->n_shards < MAX_SHARDS) {
         f->shards[f->n_shards].start = x;
