@@ -153,6 +153,9 @@ class Testee:
         if type(found) is not int:
             raise self._trouble("malformed", f"no sequence number in {shown(line)}")
         if found != seq:
+            self._read_stderr()
+            if self._answered_aside(seq):
+                raise self._trouble("wrong_stream")
             raise self._trouble("order", f"{found} when {seq} was next")
         return answer
 
@@ -236,7 +239,8 @@ class Testee:
         return self._trouble("hang", f"{self.time_limit:g} s")
 
     def _trouble(self, kind: str, detail: str = "") -> Trouble:
-        return Trouble(kind, detail, shown(self._stderr[-2000:], 2000) if self._stderr else "")
+        lines = self._stderr[-2000:].splitlines()
+        return Trouble(kind, detail, "\n".join(shown(line, 2000) for line in lines))
 
     def stop(self, seq: int) -> None:
         """Ask it to end, and see to it that it has. Raises Trouble when it had to be killed."""
