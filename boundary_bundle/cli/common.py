@@ -56,19 +56,19 @@ def default_threads() -> int:
     return max(1, min(4, usable))
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Options that every shard and the reference are started with alike."""
+def add_settings(parser: argparse.ArgumentParser, defaults: Settings | None = None) -> None:
+    """Options that every shard and the reference are started with alike; ``defaults`` for other ones than usual."""
+    usual = defaults or Settings(threads=default_threads())
+    threads = "all that may be used, 4 at most" if defaults is None else str(usual.threads)
     group = parser.add_argument_group("settings of every worker")
-    group.add_argument(
-        "--threads",
-        type=number(1, 512),
-        default=default_threads(),
-        metavar="N",
-        help="processors for each (all that may be used, 4 at most)",
-    )
-    group.add_argument("--ctx", type=number(1, 1 << 24), default=1024, metavar="N", help="context in tokens (1024)")
-    group.add_argument("--batch", type=number(1, 1 << 20), default=512, metavar="N", help="tokens a batch (512)")
-    group.add_argument("--ubatch", type=number(1, 1 << 20), default=512, metavar="N", help="tokens a micro-batch (512)")
+
+    def count(name: str, maximum: int, value: int, told: str) -> None:
+        group.add_argument(name, type=number(1, maximum), default=value, metavar="N", help=told)
+
+    count("--threads", 512, usual.threads, f"processors for each ({threads})")
+    count("--ctx", 1 << 24, usual.ctx, f"context in tokens ({usual.ctx})")
+    count("--batch", 1 << 20, usual.batch, f"tokens a batch ({usual.batch})")
+    count("--ubatch", 1 << 20, usual.ubatch, f"tokens a micro-batch ({usual.ubatch})")
     group.add_argument("--flash-attn", choices=("on", "off"), default="on", help="flash attention (on)")
     group.add_argument("--no-mmap", action="store_true", help="read the weights instead of mapping the file")
     # For tests: a worker that was built elsewhere.

@@ -30,16 +30,14 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--cuts", metavar="A,B", help="the first layers of the second and later shards")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="the folder to make")
     parser.add_argument("--force", action="store_true", help="replace fixtures that are there")
-    parser.add_argument("--prompt", default=PROMPT, metavar="TEXT", help="another text, for a model with a vocabulary")
+    parser.add_argument("--prompt", default=PROMPT, metavar="TEXT", help=f"what is run ({PROMPT})")
     parser.add_argument("--tokens", type=common.number(0, 997), default=4, metavar="N", help="steps of one token (4)")
     parser.add_argument(
         "--sequences", type=common.number(1, 64), metavar="N", help="taking turns (1; of tiny models 2)"
     )
     parser.add_argument("--logits", action="store_true", help="write the logits too, not their digests alone")
-    common.add_settings(parser)
-    parser.set_defaults(
-        function=fixtures, threads=SETTINGS.threads, ctx=SETTINGS.ctx, batch=SETTINGS.batch, ubatch=SETTINGS.ubatch
-    )
+    common.add_settings(parser, SETTINGS)
+    parser.set_defaults(function=fixtures)
 
 
 def fixtures(options: argparse.Namespace) -> int:
