@@ -43,6 +43,7 @@ _TITLES = {
 _ROWS_BEFORE = 5
 _ROWS_AFTER = 2
 _ROWS_WITHOUT_PLACE = 24
+_DULL = ("padding", "reserved", "name_length", "value_length")
 
 
 @dataclass
@@ -134,6 +135,8 @@ def annotated(outcome: Outcome) -> list[tuple[Row, bool]]:
     except (ValueError, IndexError, KeyError, OverflowError):
         return []
     if at is None:
+        # A difference in content: what the head says of tensors and attributes, and the payloads.
+        rows = [row for row in rows if row.section not in ("frame header", "head") and row.field not in _DULL]
         return [(row, False) for row in rows[:_ROWS_WITHOUT_PLACE]]
     hit = next((i for i, row in enumerate(rows) if row.offset <= at < row.end), len(rows) - 1)
     chosen = range(max(0, hit - _ROWS_BEFORE), min(len(rows), hit + 1 + _ROWS_AFTER))

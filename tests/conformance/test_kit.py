@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -430,9 +429,8 @@ def _template(language: str, out: Path) -> list[str]:
         )
         return [str(out / "c")]
     if language == "go":
-        environment = {**os.environ, "GOCACHE": str(out / "cache"), "GOFLAGS": "-mod=mod"}
-        shutil.copy(TEMPLATES / "go" / "template.go", out)
-        subprocess.run([tool, "build", "-o", "testee", "template.go"], cwd=out, env=environment, check=True)
+        source = str(TEMPLATES / "go" / "template.go")
+        subprocess.run([tool, "build", "-o", str(out / "testee"), source], cwd=out, check=True)
         return [str(out / "testee")]
     shutil.copytree(TEMPLATES / "rust", out / "rust")
     built = subprocess.run([tool, "build", "--quiet"], cwd=out / "rust", capture_output=True, text=True)
