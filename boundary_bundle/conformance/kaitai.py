@@ -110,8 +110,8 @@ def commands() -> dict[str, list[str]]:
 
 def main() -> int:
     try:
-        for command in commands().values():
-            print(shlex.join(command))
+        # At once: whoever wants the first line only may have left before a second write.
+        print("\n".join(map(shlex.join, commands().values())))
     except KaitaiError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
