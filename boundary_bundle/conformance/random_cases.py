@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -297,6 +298,15 @@ def save(found: Found, name: str, folder: Path) -> Path:
     return path
 
 
+def _ends_when_told() -> None:
+    """In a process of the pool: end by way of an exception, so that the testee ends too."""
+
+    def told(signum: int, frame: object) -> None:
+        raise SystemExit(128 + signum)
+
+    signal.signal(signal.SIGTERM, told)
+
+
 def run_random(
     command: Sequence[str],
     count: int,
@@ -317,24 +327,32 @@ def run_random(
         done.append(run_share(command, count, numbers[0], time_limit))
     else:
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(processes, context) as pool:
+        before = set(multiprocessing.active_children())
+        with ProcessPoolExecutor(processes, context, _ends_when_told) as pool:
             waiting = {
                 pool.submit(run_share, list(command), some, each, time_limit)
                 for some, each in zip(counts, numbers, strict=True)
             }
-            while waiting:
-                ended, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
-                done += [future.result() for future in ended]
-                if progress is not None:
-                    progress(sum(share.cases for share in done), count)
+            try:
+                while waiting:
+                    ended, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+                    done += [future.result() for future in ended]
+                    if progress is not None:
+                        progress(sum(share.cases for share in done), count)
+            except BaseException:
+                # Nobody waits for the rest: the processes end, and each ends its testee.
+                pool.shutdown(wait=False, cancel_futures=True)
+                for child in set(multiprocessing.active_children()) - before:
+                    child.terminate()
+                raise
     for share in done:
         if share.could_not:
             raise Unusable(share.could_not)
     by_signature: dict[tuple[str, ...], Found] = {}
     for share in done:
         for found in share.found:
-            before = by_signature.get(found.signature)
-            if before is None or _weight(found) < _weight(before):
+            other = by_signature.get(found.signature)
+            if other is None or _weight(found) < _weight(other):
                 by_signature[found.signature] = found
     failures = []
     for index, signature in enumerate(sorted(by_signature)):

@@ -42,7 +42,7 @@ _TITLES = {
 #: Rows of annotated bytes before and after the place in question.
 _ROWS_BEFORE = 5
 _ROWS_AFTER = 2
-_ROWS_WITHOUT_PLACE = 24
+_ROWS_WITHOUT_PLACE = 48
 _DULL = ("padding", "reserved", "name_length", "value_length")
 
 
