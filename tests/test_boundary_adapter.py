@@ -160,6 +160,14 @@ PLACES: dict[str, tuple[Change, int]] = {
 }
 
 
+def test_a_token_of_two_sequences_needs_a_unified_cache(at: Boundary) -> None:
+    """Catches a code that blames a full cache, which is empty."""
+    both = retyped(at.residuals[1], "seq_offsets", np.array([0, 1, 2, 4], np.uint32), None)
+    error = refused(at.middle, retyped(both, "seq_ids", np.array([0, 1, 0, 1], np.uint32), None), LIMIT)
+    assert "unified" in error.message
+    at.check(at.middle)
+
+
 @pytest.mark.parametrize("name", PLACES)
 @pytest.mark.parametrize("where", ["first", "middle", "last"])
 def test_positions_that_do_not_follow(at: Boundary, where: str, name: str) -> None:

@@ -80,6 +80,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(WORKER, "patched", WORKER_SOURCES),
     Program(WORKER, "unpatched", WORKER_SOURCES, ("BB_UNPATCHED",)),
     Program("two_shards", "patched", ("examples/two_shards.c", "boundary_bundle.c")),
+    Program("partial_model", "patched", ("tests/partial_model.c",)),
 )
 
 # Relative to the tree. src/ is for llama-boundary.h, vendor/ for the JSON library that llama.cpp ships.
