@@ -15,7 +15,7 @@ from ..decoder import decode
 from ..encoder import encode
 from .batch import PLAIN, Batch, Layout
 from .protocol import Type
-from .worker import Bytes, Description, Reply, Worker, WorkerError
+from .worker import Bytes, Description, Pending, Reply, Worker, WorkerError
 
 Logits = npt.NDArray[np.float32]
 
@@ -129,9 +129,31 @@ class Pipeline:
     def decode(self, batch: Batch, *, logits: bool = False, sample: bool = True) -> Step:
         """Send one batch through all shards.
 
-        Raises WorkerError. A shard that refuses keeps its state; the shards before it are taken back to
-        where they were, so that the next request finds all of them at the same position.
+        Raises WorkerError, and what the relay raises. A shard that refuses keeps its state; the shards that have
+        computed are taken back to where they were, whatever went wrong, so that the next request finds all of
+        them at the same position.
         """
+        # How many shards may have computed the batch. A refusal says that a shard has not.
+        ahead = 0
+
+        def entered(count: int) -> None:
+            nonlocal ahead
+            ahead = count
+
+        try:
+            return self._decode(batch, logits, sample, entered)
+        except WorkerError as error:
+            self._roll_back(self.workers[: ahead - (1 if error.code else 0)], batch)
+            raise
+        except Exception:
+            self._roll_back(self.workers[:ahead], batch)
+            raise
+        except BaseException:
+            # Such as a Ctrl-C. Requests are answered in order: what is asked next comes after this in any case.
+            self._roll_back(self.workers[:ahead], batch, wait=False)
+            raise
+
+    def _decode(self, batch: Batch, logits: bool, sample: bool, entered: Callable[[int], None]) -> Step:
         started = time.perf_counter()
         step, relay, last = self._steps, self.relay, len(self.workers) - 1
         self._steps += 1
@@ -150,14 +172,14 @@ class Pipeline:
             if index == last:
                 wish |= {"logits": logits, "sample": sample}
             sent = time.perf_counter()
-            try:
-                reply = worker.request(Type.DECODE, wish, data).result()
-            except WorkerError:
-                self._roll_back(self.workers[:index], batch)
-                raise
+            entered(index + 1)
+            reply = worker.request(Type.DECODE, wish, data).result()
             wall = (time.perf_counter() - sent) * 1e6
-            text = reply.text
-            shards.append(ShardTime(text["decode_us"], text["compute_us"], text["encode_us"], wall))
+            try:
+                times = [float(reply.text[key]) for key in ("decode_us", "compute_us", "encode_us")]
+            except (KeyError, TypeError, ValueError) as error:
+                raise WorkerError(0, "reply", f"unusable answer ({error!r})", worker.layer_range, "decode") from None
+            shards.append(ShardTime(times[0], times[1], times[2], wall))
             if index != last:
                 size = len(reply.bundle)
                 data, decode_us, encode_us = relay.forward(index, step, rows, reply.bundle)
@@ -171,12 +193,16 @@ class Pipeline:
         ]
         return Step(sampled, table, shards, hops, time.perf_counter() - started)
 
-    def _roll_back(self, workers: Sequence[Worker], batch: Batch) -> None:
+    def _roll_back(self, workers: Sequence[Worker], batch: Batch, *, wait: bool = True) -> None:
+        asked: list[Pending] = []
         for worker in workers:
             for sequence, position in batch.first_positions().items():
-                # The refusal that led here is what the caller hears of.
+                # What led here is what the caller hears of.
                 with contextlib.suppress(WorkerError):
-                    worker.clear(sequence, position)
+                    asked.append(worker.request(Type.CLEAR, {"sequence": sequence, "from": position}))
+        for pending in asked if wait else ():
+            with contextlib.suppress(WorkerError):
+                pending.result()
 
     def clear(self) -> None:
         """Forget all sequences on every shard."""
@@ -271,15 +297,18 @@ def generate(
     The prompt goes in batches of ``batch_size``. ``eos`` tokens end it. With ``reference``, every batch
     goes through it too and each logit of each step is compared by its bits; ``all_logits`` asks for the
     logits of every prompt token, not of the last alone. Raises PipelineError when there is nothing to
-    begin with or no room, and WorkerError.
+    begin with or no room, ValueError for a ``batch_size`` under 1, and WorkerError.
     """
+    if batch_size < 1:
+        raise ValueError(f"a prompt cannot go in batches of {batch_size} tokens")
     if not prompt:
         raise PipelineError("the prompt has no tokens")
     if n_tokens < 1:
         raise PipelineError(f"{n_tokens} tokens cannot be generated")
     room = pipeline.model.n_ctx
     if len(prompt) + n_tokens - 1 > room:
-        raise PipelineError(f"a prompt of {len(prompt)} tokens and {n_tokens} more do not fit a context of {room}")
+        count = "1 token" if len(prompt) == 1 else f"{len(prompt)} tokens"
+        raise PipelineError(f"a prompt of {count} and {n_tokens} more do not fit a context of {room}")
     result = Generation(list(prompt))
 
     def run(batch: Batch, steps: list[Step], reference_steps: list[Step]) -> list[int]:

@@ -39,9 +39,8 @@ class WorkerPool:
         try:
             for worker in fresh:
                 worker.ready()
-        except WorkerError:
-            for key in [key for key, worker in self._workers.items() if worker in fresh]:
-                close_workers([self._workers.pop(key)])
+        except BaseException:
+            close_workers([self._workers.pop(key) for key in keys if self._workers.get(key) in fresh])
             raise
         while len(self._workers) > max(self.limit, len(keys)):
             _, oldest = self._workers.popitem(last=False)

@@ -21,13 +21,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ..contract import Contract, TensorRule
 from . import protocol
 from .protocol import ProtocolError, Type
 
 Bytes = bytes | bytearray | memoryview
+
+#: Seconds that a worker may be silent while it owes an answer, and while it still loads its model.
+REQUEST_TIMEOUT: Final = 120.0
+LOAD_TIMEOUT: Final = 600.0
+#: Seconds that workers that are closed together have to end by themselves.
+CLOSE_GRACE: Final = 3.0
 
 _NO_BYTES = memoryview(b"")
 _REFUSAL = re.compile(r"^shard_worker: error (\d+) (\w+): (.*)$", re.MULTILINE)
@@ -37,9 +43,9 @@ class WorkerError(Exception):
     """A worker refused a request, or is gone.
 
     ``code`` and ``name`` are the protocol's (spec/worker-protocol.md, Errors), or 0 with ``lost`` (the
-    process ended), ``timeout`` or ``reply`` (an answer that makes no sense). ``message`` is the cause in
-    one sentence, ``layer_range`` the shard's and ``operation`` what had been asked. ``details`` holds what
-    else the worker said, such as ``bundle_error`` and ``offset``.
+    process ended, or has been closed), ``timeout`` or ``reply`` (an answer that makes no sense).
+    ``message`` is the cause in one sentence, ``layer_range`` the shard's and ``operation`` what had been
+    asked. ``details`` holds what else the worker said, such as ``bundle_error`` and ``offset``.
     """
 
     def __init__(
@@ -201,6 +207,9 @@ class Worker(ABC):
     def close(self) -> None:
         """End the worker and whatever carries its messages. May be called twice."""
 
+    def ask_to_end(self) -> None:  # noqa: B027 - an engine need not have it
+        """Begin to close without waiting, so that several workers end side by side; :meth:`close` follows."""
+
     def describe(self, tensors: bool = False) -> Description:
         """Ask what the worker holds; with ``tensors``, ``raw["tensors"]`` lists them."""
         text = self.request(Type.DESCRIBE, {"tensors": True} if tensors else None).result().text
@@ -264,6 +273,10 @@ class LocalWorker(Worker):
     several workers load side by side. No thread of ours reads: whoever waits for an answer takes what
     comes, for every request under way. That keeps a hop free of thread switches, and a request that finds
     the socket full takes answers while it waits, so that the two sides never block each other.
+
+    ``timeout`` limits, in seconds, how long the worker may be silent while somebody waits for it; until the
+    model stands, :data:`LOAD_TIMEOUT` or ``timeout`` does, whichever is longer. None waits for ever. A worker that
+    stays silent is ended: what it would say later could not be told from an answer to something else.
     """
 
     def __init__(
@@ -273,6 +286,7 @@ class LocalWorker(Worker):
         layer_range: tuple[int, int],
         settings: Settings | None = None,
         extra: Sequence[str] = (),
+        timeout: float | None = REQUEST_TIMEOUT,
     ) -> None:
         self.layer_range = layer_range
         self.settings = settings or Settings()
@@ -283,6 +297,11 @@ class LocalWorker(Worker):
         self._receive_lock = threading.Lock()
         self._lost: WorkerError | None = None
         self._closed = False
+        self._timeout = timeout
+        self._heard = time.monotonic()
+        self._partly_sent = False
+        self._goodbye: _Pending | None = None
+        self._end_by: float | None = None
         self._header = memoryview(bytearray(protocol.HEADER_BYTES))
         self._current: protocol.Header | None = None
         self._text = self._body = _NO_BYTES
@@ -340,17 +359,51 @@ class LocalWorker(Worker):
             operation = f"request type {type}"
         return self._begin(type, text, bundle, operation)
 
+    def ask_to_end(self) -> None:
+        if self._end_by is not None or self._closed:
+            return
+        self._end_by = time.monotonic() + CLOSE_GRACE
+        # Whoever is sending at this moment may be in the middle of a message, and after one that was only partly
+        # sent nothing more can be said.
+        if self._lost is None and self._send_lock.acquire(blocking=False):
+            try:
+                if not self._partly_sent:
+                    number = next(self._ids)
+                    message = protocol.pack(Type.SHUTDOWN, number, None, 0)
+                    with contextlib.suppress(OSError):
+                        if self._socket.send(message) == len(message):
+                            self._goodbye = self._pending[number] = _Pending(self, "shutdown")
+                        else:
+                            self._partly_sent = True
+            finally:
+                self._send_lock.release()
+
     def close(self) -> None:
-        """Ask the worker to end, then make it; no process is left afterwards."""
+        """Ask the worker to end, then make it; no process is left afterwards, and nothing waits for long."""
         if self._closed:
             return
+        self.ask_to_end()
         self._closed = True
-        if self._lost is None:
+        if self._goodbye is not None and self._lost is None:
             with contextlib.suppress(WorkerError):
-                self.request(Type.SHUTDOWN).result(timeout=3)
-        self._end(grace=3)
-        self._socket.close()
-        self._errors.close()
+                self._goodbye.result(timeout=self._left_to_end())
+        self._end(self._left_to_end())
+        # A thread that was waiting for an answer has been woken by the end, and looks at the files once more.
+        locked = self._receive_lock.acquire(timeout=1)
+        try:
+            if self._lost is None:
+                self._lost = WorkerError(0, "lost", "the worker has been closed", self.layer_range)
+            for pending in list(self._pending.values()):
+                pending.error = self._again(pending.operation)
+            self._pending.clear()
+            self._socket.close()
+            self._errors.close()
+        finally:
+            if locked:
+                self._receive_lock.release()
+
+    def _left_to_end(self) -> float:
+        return CLOSE_GRACE if self._end_by is None else max(0.0, self._end_by - time.monotonic())
 
     def kill(self) -> None:
         """End the process at once, without a word to it."""
@@ -361,42 +414,96 @@ class LocalWorker(Worker):
     def _begin(self, type: int, text: Mapping[str, Any] | None, bundle: Bytes, operation: str) -> _Pending:
         if self._lost is not None:
             raise self._again(operation)
+        if self._closed or self._end_by is not None:
+            raise WorkerError(0, "lost", "the worker has been closed", self.layer_range, operation)
         number = next(self._ids)
         pending = self._pending[number] = _Pending(self, operation)
         parts: list[Bytes] = [protocol.pack(type, number, text, len(bundle))]
         if bundle:
             parts.append(bundle)
-        with self._send_lock:
-            self._send(parts)
+        try:
+            with self._send_lock:
+                self._send(parts, operation)
+        except BaseException:
+            self._pending.pop(number, None)
+            if self._partly_sent and self._lost is None:
+                # Such as a Ctrl-C: the worker would take the next message for the rest of this one.
+                self._give_up("lost", "a message was only partly sent", operation)
+            raise
         return pending
 
-    def _send(self, parts: list[Bytes]) -> None:
+    def _send(self, parts: list[Bytes], operation: str) -> None:
         rest = [memoryview(part).cast("B") for part in parts]
+        moved = time.monotonic()
         while rest:
             try:
                 sent = self._socket.sendmsg(rest)
             except BlockingIOError:
-                self._relieve()
+                self._relieve(moved, operation)
                 continue
             except OSError:
                 # The worker is gone; what it said last and how it ended come out of the receiving side.
                 self._await_end()
                 return
+            moved = time.monotonic()
+            self._partly_sent = sent < sum(map(len, rest))
             while rest and sent >= len(rest[0]):
                 sent -= len(rest.pop(0))
             if sent:
                 rest[0] = rest[0][sent:]
 
-    def _relieve(self) -> None:
-        """The socket is full: take answers until there is room, unless another thread does that already."""
+    def _relieve(self, moved: float, operation: str) -> None:
+        """The socket is full: take answers until there is room, unless another thread does that already.
+
+        ``moved`` is when the last bytes went. Raises WorkerError when nothing goes either way for too long.
+        """
+        left = self._patience(moved, operation)
         if self._receive_lock.acquire(blocking=False):
             try:
-                self._both.poll()
+                self._both.poll(None if left is None else left * 1000)
                 self._take()
             finally:
                 self._receive_lock.release()
         else:
             self._writable.poll(50)
+
+    # -- patience
+
+    def _patience(self, since: float, operation: str) -> float | None:
+        """Seconds that the worker may still be silent; None for ever. Raises WorkerError when none are left.
+
+        What counts is the last byte from it, or ``since`` if that is later.
+        """
+        if self._timeout is None:
+            return None
+        limit = self._timeout if self._greeting_done() else max(self._timeout, LOAD_TIMEOUT)
+        left = max(since, self._heard) + limit - time.monotonic()
+        if left <= 0:
+            self._give_up("timeout", f"no answer in {limit:g} seconds: {self._state()}", operation)
+            assert self._lost is not None
+            raise self._again(operation)
+        return left
+
+    def _greeting_done(self) -> bool:
+        greeting: _Pending | None = getattr(self, "_greeting", None)
+        return greeting is not None and (greeting.reply is not None or greeting.error is not None)
+
+    def _state(self) -> str:
+        """What the process does, as the system tells it."""
+        letter = ""
+        with contextlib.suppress(OSError, IndexError):
+            letter = Path(f"/proc/{self.pid}/stat").read_text("ascii", "replace").rsplit(")", 1)[1].split()[0]
+        does = {"T": "is stopped", "t": "is stopped by a debugger", "R": "is still computing", "D": "waits for a disk"}
+        return f"worker process {self.pid} {does.get(letter, 'does nothing')}"
+
+    def _give_up(self, name: str, message: str, operation: str) -> None:
+        """End a worker that nothing can be said to any more."""
+        self._process.kill()
+        self._lost = WorkerError(0, name, message, self.layer_range, operation)
+        self._end(CLOSE_GRACE)
+        for pending in list(self._pending.values()):
+            pending.error = self._again(pending.operation)
+        self._pending.clear()
 
     # -- receiving
 
@@ -408,25 +515,36 @@ class LocalWorker(Worker):
                 self._receive_lock.release()
 
     def _await(self, pending: _Pending, timeout: float | None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        began = time.monotonic()
         while pending.reply is None and pending.error is None:
-            left = -1.0 if deadline is None else deadline - time.monotonic()
-            if deadline is not None and left <= 0:
-                message = f"no answer in {timeout:g} seconds"
+            left = None if timeout is None else began + timeout - time.monotonic()
+            if left is not None and left <= 0:
+                message = f"no answer in {timeout:g} seconds: {self._state()}"
                 raise WorkerError(0, "timeout", message, self.layer_range, pending.operation)
-            if not self._receive_lock.acquire(timeout=left):
+            if self._end_by is None:
+                patience = self._patience(began, pending.operation)
+                if left is None or (patience is not None and patience < left):
+                    left = patience
+            if not self._receive_lock.acquire(timeout=-1 if left is None else left):
                 continue
             try:
                 if pending.reply is None and pending.error is None and not self._take():
-                    self._readable.poll(None if deadline is None else max(left, 0) * 1000)
+                    self._readable.poll(None if left is None else left * 1000)
             finally:
                 self._receive_lock.release()
 
     def _await_end(self) -> None:
+        deadline = time.monotonic() + CLOSE_GRACE
         with self._receive_lock:
             while self._lost is None:
                 if not self._take():
-                    self._readable.poll()
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        # It has closed its input and yet lives.
+                        self._process.kill()
+                        self._lose(None)
+                        return
+                    self._readable.poll(left * 1000)
 
     def _take(self) -> bool:
         """Read until one message is whole or nothing is left to read; whether there was anything."""
@@ -443,6 +561,7 @@ class LocalWorker(Worker):
                 self._lose(None)
                 return True
             any_bytes = True
+            self._heard = time.monotonic()
             self._filled += count
             if self._filled < len(part):
                 continue
@@ -493,7 +612,9 @@ class LocalWorker(Worker):
 
     def _lose(self, reason: str | None) -> None:
         """The stream has ended: find out why, and tell everybody who waits."""
-        self._end(grace=5)
+        if self._lost is not None:
+            return
+        self._end(CLOSE_GRACE if self._end_by is None else self._left_to_end())
         message = reason or self._cause()
         self._lost = WorkerError(0, "lost", message, self.layer_range)
         refusal = _REFUSAL.search(self._error_text()) if reason is None else None
@@ -548,14 +669,18 @@ def start_workers(
     model: Path | str,
     ranges: Iterable[tuple[int, int]],
     settings: Settings,
-    timeout: float | None = None,
+    timeout: float | None = REQUEST_TIMEOUT,
 ) -> list[LocalWorker]:
-    """Start one worker a range, all loading side by side; none is left if one fails. Raises WorkerError."""
+    """Start one worker a range, all loading side by side; none is left if one fails. Raises WorkerError.
+
+    ``timeout`` is that of :class:`LocalWorker`.
+    """
     workers: list[LocalWorker] = []
     try:
-        workers.extend(LocalWorker(program, model, layers, settings) for layers in ranges)
+        for layers in ranges:
+            workers.append(LocalWorker(program, model, layers, settings, timeout=timeout))
         for worker in workers:
-            worker.ready(timeout)
+            worker.ready()
     except BaseException:
         close_workers(workers)
         raise
@@ -563,7 +688,11 @@ def start_workers(
 
 
 def close_workers(workers: Iterable[Worker]) -> None:
-    """Close all of them, whatever one of them says."""
-    for worker in workers:
+    """Close all of them side by side, whatever one of them says."""
+    every = list(workers)
+    for worker in every:
+        with contextlib.suppress(WorkerError, OSError):
+            worker.ask_to_end()
+    for worker in every:
         with contextlib.suppress(WorkerError, OSError):
             worker.close()
