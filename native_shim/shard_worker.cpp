@@ -61,6 +61,9 @@ struct options {
     int write_timeout_s = 30;
 };
 
+// Beyond it the library fills gigabytes with the bookkeeping of its cells before it finds that the cache has no room.
+constexpr uint64_t MAX_POSITIONS = 1u << 24;
+
 uint64_t parse_number(const std::string &name, const std::string &text, uint64_t least, uint64_t most) {
     const bool digits = !text.empty() && text.size() <= 19 && text.find_first_not_of("0123456789") == std::string::npos;
     const uint64_t value = digits ? strtoull(text.c_str(), nullptr, 10) : 0;
@@ -120,11 +123,11 @@ options parse_options(int argc, char **argv) {
         } else if (name == "--poll") {
             o.engine.poll = (uint32_t)integer(0, 100);
         } else if (name == "--ctx") {
-            o.engine.ctx = (uint32_t)integer(1, INT32_MAX);
+            o.engine.ctx = (uint32_t)integer(1, MAX_POSITIONS);
         } else if (name == "--batch") {
-            o.engine.batch = (uint32_t)integer(1, INT32_MAX);
+            o.engine.batch = (uint32_t)integer(1, MAX_POSITIONS);
         } else if (name == "--ubatch") {
-            o.engine.ubatch = (uint32_t)integer(1, INT32_MAX);
+            o.engine.ubatch = (uint32_t)integer(1, MAX_POSITIONS);
         } else if (name == "--seqs") {
             o.engine.seqs = (uint32_t)integer(1, llama_max_parallel_sequences());
         } else if (name == "--kv-unified") {
@@ -199,6 +202,77 @@ extern "C" void on_signal(int number) {
     raise(number);
 }
 
+//
+// llama.cpp ends the process
+//
+
+// Assertions and faults in the library cannot be survived, but their cause can be said in one line. While the model is
+// loaded they are a start that fails like any other; afterwards a crash stays a crash. Only async-signal-safe calls.
+const char *model_path = "";
+std::atomic<bool> loaded{false};
+std::atomic<bool> cause_said{false};
+
+void say_cause(const char *cause) {
+    if (cause_said.exchange(true)) {
+        return; // the signal that follows an assertion, or another thread
+    }
+    char line[4096];
+    size_t n = 0;
+    const auto add = [&](const char *text) {
+        for (; *text && n < sizeof(line) - 1; text++) {
+            line[n++] = *text == '\n' ? ' ' : *text;
+        }
+    };
+    if (loaded) {
+        add("shard_worker: stopped by a fault: ");
+    } else {
+        add("shard_worker: error 4 load: loading ");
+        add(model_path);
+        add(" made llama.cpp stop: ");
+    }
+    add(cause);
+    line[n++] = '\n';
+    if (write(STDERR_FILENO, line, n) < 0) {
+        // there is nobody to tell
+    }
+}
+
+extern "C" void on_assertion(const char *message) {
+    say_cause(message);
+    if (!loaded) {
+        end(STATUS_NOT_STARTED);
+    }
+}
+
+extern "C" void on_fault(int number) {
+    char digits[] = {(char)('0' + number / 10), (char)('0' + number % 10), '\0'};
+    char cause[16] = "signal ";
+    strcat(cause, number < 10 ? digits + 1 : digits);
+    say_cause(cause);
+    if (!loaded) {
+        end(STATUS_NOT_STARTED);
+    }
+    remove_socket();
+    signal(number, SIG_DFL);
+    raise(number); // comes when this handler has returned
+}
+
+void watch_faults(const std::string &path) {
+    model_path = path.c_str();
+    ggml_set_abort_callback(on_assertion);
+    static char stack[1 << 16]; // for a stack that has overflowed
+    stack_t other = {};
+    other.ss_sp = stack;
+    other.ss_size = sizeof(stack);
+    sigaltstack(&other, nullptr);
+    struct sigaction action = {};
+    action.sa_handler = on_fault;
+    action.sa_flags = SA_ONSTACK;
+    for (const int number : {SIGABRT, SIGFPE, SIGSEGV, SIGBUS, SIGILL}) {
+        sigaction(number, &action, nullptr);
+    }
+}
+
 sockaddr_un socket_address(const std::string &path) {
     sockaddr_un address = {};
     address.sun_family = AF_UNIX;
@@ -228,7 +302,7 @@ int listen_at(const std::string &path) {
     const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
 
     // Two workers that find the same stale file: the lock on the folder lets one of them look, bind and listen at a time.
-    const int lock = open(folder.c_str(), O_RDONLY | O_CLOEXEC);
+    const int lock = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (lock < 0) {
         fail(CODE_ARGUMENT, "the folder of the socket %s cannot be opened: %s", path.c_str(), strerror(errno));
     }
@@ -360,7 +434,9 @@ int run(const options &o) {
         listener = listen_at(o.socket);
     }
 
+    watch_faults(o.engine.path);
     std::unique_ptr<engine> engine = open_engine(o.engine);
+    loaded = true;
     service service(*engine, o.max_bundle);
     auto &queue = *new request_queue; // outlives this function: reader threads hold on to it
     fprintf(stderr, "shard_worker: ready\n");
@@ -383,6 +459,11 @@ int run(const options &o) {
         } else if (r.what == request::END) {
             if (streams) {
                 return STATUS_OK;
+            }
+        } else if (r.what == request::CUT) {
+            if (streams) {
+                fprintf(stderr, "shard_worker: error %d %s: %s\n", CODE_FRAME, code_name(CODE_FRAME), r.text.c_str());
+                return STATUS_BAD_STREAM;
             }
         } else if (r.from->alive()) {
             stop = service.answer(r);

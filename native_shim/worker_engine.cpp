@@ -4,6 +4,7 @@
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdarg>
@@ -11,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <thread>
 
 #include <fcntl.h>
 #ifdef __linux__
@@ -144,8 +146,22 @@ llama_model_params model_params(const engine_options &options) {
     return params;
 }
 
+void check_options(const engine_options &options) {
+    const uint32_t tokens = std::min(options.ctx, options.batch); // of the largest batch
+    if (options.seqs > tokens) {
+        fail(CODE_ARGUMENT,
+             "--seqs %u is more than the %u tokens of a batch (--batch %u, --ctx %u): one of each sequence must find "
+             "room in it",
+             options.seqs, tokens, options.batch, options.ctx);
+    }
+    if (ggml_is_quantized(options.type_v) && !options.flash_attn) {
+        fail(CODE_ARGUMENT, "--type-v %s needs --flash-attn on", ggml_type_name(options.type_v));
+    }
+}
+
 uint64_t check_file(const std::string &path) {
-    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    // a FIFO would wait for its other end, a device might act
+    const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (fd < 0) {
         fail(CODE_LOAD, "cannot open %s: %s", path.c_str(), strerror(errno));
     }
@@ -204,11 +220,36 @@ static void pin_threads(ggml_threadpool_params &pool) {
 #endif
 }
 
+static int usable_processors() {
+#ifdef __linux__
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) {
+        return CPU_COUNT(&allowed);
+    }
+#endif
+    return (int)std::thread::hardware_concurrency(); // 0: unknown
+}
+
+// Heads begin anywhere in a row of the cache, so each must be whole blocks.
+void engine::check_head_size(const char *option, ggml_type type, const char *key) const {
+    const std::string name = facts_.architecture + ".attention." + key;
+    char text[32];
+    int64_t size = 0;
+    if (llama_model_meta_val_str(model_, name.c_str(), text, sizeof(text)) > 0) {
+        size = strtoll(text, nullptr, 10);
+    } else if (llama_model_n_head(model_) > 0) {
+        size = llama_model_n_embd(model_) / llama_model_n_head(model_);
+    }
+    if (size % ggml_blck_size(type) != 0) {
+        fail(CODE_ARGUMENT, "%s %s has blocks of %lld values, which do not divide the head size %lld of this model",
+             option, ggml_type_name(type), (long long)ggml_blck_size(type), (long long)size);
+    }
+}
+
 void engine::start() {
     const engine_options &o = options_;
-    if (ggml_is_quantized(o.type_v) && !o.flash_attn) {
-        fail(CODE_ARGUMENT, "--type-v %s needs --flash-attn on", ggml_type_name(o.type_v));
-    }
+    check_head_size("--type-k", o.type_k, "key_length");
+    check_head_size("--type-v", o.type_v, "value_length");
 
     llama_context_params params = llama_context_default_params();
     params.n_ctx = o.ctx;
@@ -244,6 +285,13 @@ void engine::start() {
     pool_free_ = (decltype(&ggml_threadpool_free))ggml_backend_reg_get_proc_address(reg, "ggml_threadpool_free");
     if (!pool_new || !pool_free_) {
         fail(CODE_LOAD, "the CPU backend gives no thread pool");
+    }
+    const int processors = usable_processors();
+    if (processors > 0 && o.threads > processors) {
+        fprintf(stderr,
+                "shard_worker: warning: %d threads on %d processors: they wait for each other, and a token can take a "
+                "hundred times as long\n",
+                o.threads, processors);
     }
     ggml_threadpool_params pool = ggml_threadpool_params_default(o.threads);
     pool.poll = o.poll;
@@ -294,6 +342,18 @@ void engine::clear(int32_t sequence, int32_t from) {
     if (!llama_memory_seq_rm(llama_get_memory(ctx_), sequence, from, -1)) {
         fail(CODE_POSITION, "sequence %d cannot be cut at position %d with this model's memory", sequence, from);
     }
+    forget_if_empty();
+}
+
+// A cut leaves the bytes of the cells, and a NaN in a cell that is masked still reaches the sum over all cells.
+void engine::forget_if_empty() {
+    llama_memory_t memory = llama_get_memory(ctx_);
+    for (uint32_t s = 0; s < n_seq_max(); s++) {
+        if (llama_memory_seq_pos_max(memory, (llama_seq_id)s) >= 0) {
+            return;
+        }
+    }
+    llama_memory_clear(memory, true);
 }
 
 bool engine::has_vocabulary() const {

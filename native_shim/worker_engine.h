@@ -158,6 +158,7 @@ public:
 protected:
     explicit engine(const engine_options &options) : options_(options) {}
     void start(); // makes the context of model_ and its threads
+    void forget_if_empty(); // when no sequence holds a position: the bytes of the cells too
 
     engine_options options_;
     model_facts facts_;
@@ -165,6 +166,8 @@ protected:
     llama_context *ctx_ = nullptr;
 
 private:
+    void check_head_size(const char *option, ggml_type type, const char *key) const;
+
     ggml_threadpool_t pool_ = nullptr;
     void (*pool_free_)(ggml_threadpool_t) = nullptr;
     llama_sampler *greedy_ = nullptr;
@@ -177,6 +180,7 @@ std::unique_ptr<engine> open_engine(const engine_options &options);
 [[noreturn]] void fail_bundle(const bb_config &config, byte_view bytes);
 
 // helpers of the two implementations
+void check_options(const engine_options &options); // what the library would answer with an assertion
 llama_model_params model_params(const engine_options &options);
 uint64_t check_file(const std::string &path); // there, readable, GGUF; returns its size
 [[noreturn]] void fail_load(const engine_options &options, int code, uint64_t file_bytes, std::string why);

@@ -79,23 +79,22 @@ void connection::drop() {
     }
 }
 
-bool connection::read(void *data, size_t size) {
-    auto *p = (uint8_t *)data;
-    while (size > 0) {
-        const ssize_t n = ::read(in_, p, size);
+size_t connection::read(void *data, size_t size) {
+    size_t got = 0;
+    while (got < size) {
+        const ssize_t n = ::read(in_, (uint8_t *)data + got, size - got);
         if (n > 0) {
-            p += n;
-            size -= (size_t)n;
+            got += (size_t)n;
         } else if (n == 0) {
-            return false;
+            break;
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) { // the peer may have made the description so
             pollfd wait = {in_, POLLIN, 0};
             poll(&wait, 1, -1);
         } else if (errno != EINTR) {
-            return false;
+            break;
         }
     }
-    return true;
+    return got;
 }
 
 bool connection::write(iovec *parts, int count) {
@@ -217,7 +216,9 @@ template <typename Buffer> bool read_body(connection &from, Buffer &buffer, uint
         const size_t have = buffer.size();
         const auto next = (size_t)std::min<uint64_t>(piece, size - have);
         buffer.resize(have + next);
-        if (!from.read(&buffer[have], next)) {
+        const size_t got = from.read(&buffer[have], next);
+        if (got < next) {
+            buffer.resize(have + got);
             return false;
         }
     }
@@ -238,8 +239,13 @@ void read_messages(const std::shared_ptr<connection> &from, request_queue &queue
         for (;;) {
             queue.wait_for_room();
             uint8_t header[HEADER_BYTES];
-            if (!from->alive() || !from->read(header, sizeof(header))) {
+            const size_t got = from->alive() ? from->read(header, sizeof(header)) : 0;
+            if (got == 0) {
                 break;
+            }
+            if (got < sizeof(header)) {
+                give(request::CUT, "the input ended after " + std::to_string(got) + " of the 32 bytes of a header");
+                return;
             }
             std::string unsound = check_header(header, max_bundle);
             if (!unsound.empty()) {
@@ -250,9 +256,11 @@ void read_messages(const std::shared_ptr<connection> &from, request_queue &queue
             r.from = from;
             r.type = (uint16_t)load_le(header + 4, 2);
             r.id = load_le(header + 8, 8);
-            if (!read_body(*from, r.text, load_le(header + 16, 4)) ||
-                !read_body(*from, r.bundle, load_le(header + 24, 8))) {
-                break;
+            const uint64_t text_bytes = load_le(header + 16, 4), bundle_bytes = load_le(header + 24, 8);
+            if (!read_body(*from, r.text, text_bytes) || !read_body(*from, r.bundle, bundle_bytes)) {
+                give(request::CUT, "the input ended after " + std::to_string(HEADER_BYTES + r.bytes()) + " of the " +
+                                       std::to_string(HEADER_BYTES + text_bytes + bundle_bytes) + " bytes of a message");
+                return;
             }
             queue.push(std::move(r));
         }

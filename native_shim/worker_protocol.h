@@ -43,8 +43,8 @@ public:
     connection(const connection &) = delete;
     connection &operator=(const connection &) = delete;
 
-    // Reads `size` bytes; false at the end of the input or on an error.
-    bool read(void *data, size_t size);
+    // Reads `size` bytes, fewer only at the end of the input or on an error. Returns how many.
+    size_t read(void *data, size_t size);
 
     // Writes a whole message. A peer that takes no byte for the time allowed, or that is gone, loses its connection.
     bool send(uint16_t type, uint64_t request, const std::string &text, const uint8_t *bundle, size_t bundle_size);
@@ -65,13 +65,13 @@ private:
 };
 
 struct request {
-    enum kind { MESSAGE, BAD_FRAME, END };
+    enum kind { MESSAGE, BAD_FRAME, END, CUT }; // CUT: the input ended within a message
 
     std::shared_ptr<connection> from;
     kind what = MESSAGE;
     uint16_t type = 0;
     uint64_t id = 0;
-    std::string text;            // BAD_FRAME: the sentence
+    std::string text;            // BAD_FRAME, CUT: the sentence
     std::vector<uint8_t> bundle;
 
     size_t bytes() const { return text.size() + bundle.size(); }

@@ -23,6 +23,7 @@ template <typename T> T boundary_struct() {
 class range_engine final : public engine {
 public:
     explicit range_engine(const engine_options &options) : engine(options) {
+        check_options(options);
         const uint64_t file_bytes = check_file(options.path);
         llama_model_params params = model_params(options);
         auto range = boundary_struct<llama_layer_range>();
@@ -66,6 +67,9 @@ public:
         const int32_t status = llama_boundary_decode(ctx_, bytes.data, bytes.size, &error);
         if (status == LLAMA_BOUNDARY_ERROR_BUNDLE) {
             fail_bundle(config_, bytes); // the library gives a sentence; name and offset come from the codec
+        }
+        if (status == LLAMA_BOUNDARY_ERROR_COMPUTE) {
+            forget_if_empty(); // what was computed has been cut off again
         }
         if (status != LLAMA_BOUNDARY_OK) {
             fail(status, "%s", error.message);

@@ -39,6 +39,7 @@ struct kept_attribute {
 class whole_engine final : public engine {
 public:
     explicit whole_engine(const engine_options &options) : engine(options) {
+        check_options(options);
         const uint64_t file_bytes = check_file(options.path);
         llama_model_params params = model_params(options);
         take_log_error();
@@ -125,6 +126,7 @@ public:
             for (const auto &[sequence, first] : starts) {
                 llama_memory_seq_rm(llama_get_memory(ctx_), sequence, first, -1);
             }
+            forget_if_empty();
             fail(status == -1 ? CODE_CONTRACT : CODE_COMPUTE, "a batch of %u tokens failed with status %d%s%s", n,
                  status, why.empty() ? "" : ": ", why.c_str());
         }
@@ -306,12 +308,16 @@ private:
                 fail(CODE_CONTRACT, "token %zu belongs to no sequence: seq_offsets go from %u to %u", t, offsets[t],
                      offsets[t + 1]);
             }
+        }
+        for (size_t t = 0; t + 1 < offsets.size(); t++) {
             for (uint32_t i = offsets[t]; i < offsets[t + 1]; i++) {
                 if (members[i] >= n_seq_max()) {
                     fail(CODE_LIMIT, "token %zu is in sequence %u, and this worker has sequences 0 to %u", t,
                          members[i], n_seq_max() - 1);
                 }
             }
+        }
+        for (size_t t = 0; t + 1 < offsets.size(); t++) {
             if (offsets[t + 1] - offsets[t] > 1 && !options_.kv_unified) {
                 fail(CODE_LIMIT, "token %zu is in %u sequences, which needs --kv-unified", t,
                      offsets[t + 1] - offsets[t]);
@@ -342,7 +348,11 @@ private:
                 }
             }
             for (uint32_t i = offsets[t]; i < offsets[t + 1]; i++) {
-                next[(int32_t)members[i]] = positions[t] + 1;
+                int32_t &coming = next[(int32_t)members[i]];
+                if (coming != positions[t]) {
+                    fail(CODE_CONTRACT, "token %zu names sequence %u twice", t, members[i]);
+                }
+                coming = positions[t] + 1;
             }
         }
         return starts;
