@@ -353,8 +353,16 @@ static void put_error(text *t, int code, const bb_error *error) {
     put(t, bb_error_name(code));
     put(t, "\",\"number\":");
     put_u64(t, (uint64_t)code);
-    put(t, ",\"offset\":");
-    put_u64(t, error->offset);
+    if (code == BB_CONTRACT_ATTRIBUTE) {
+        put(t, ",\"offset\":null,\"attribute\":");
+        put_u64(t, error->expected);
+    } else if (code > BB_CONTRACT_ATTRIBUTE) {
+        put(t, ",\"offset\":null,\"tensor\":");
+        put_quoted(t, error->name, strlen(error->name));
+    } else {
+        put(t, ",\"offset\":");
+        put_u64(t, error->offset);
+    }
     put(t, "}");
 }
 
@@ -377,6 +385,118 @@ static bool configure(const json *j, const node *request, const bb_config *defau
     return true;
 }
 
+static uint32_t count(const json *j, const node *list) {
+    uint32_t n = 0;
+    for (const node *i = first(j, list); i != NULL; i = following(j, i)) n++;
+    return n;
+}
+
+static uint8_t dtype_of(const node *n) {
+    char name[32] = "";
+    if (n->n < sizeof name) memcpy(name, n->s, n->n);
+    return (uint8_t)bb_dtype_from_name(name);
+}
+
+static uint8_t axis_of(const node *n) { return n->kind == NUMBER ? (uint8_t)number(n) : BB_NO_TOKEN_AXIS; }
+
+/* The value of one of type bytes is the caller's to free. */
+static void read_attribute(const json *j, const node *n, bb_attr *a) {
+    const node *value = member(j, n, "value"), *type = member(j, n, "type");
+    a->key = (uint16_t)number(member(j, n, "key"));
+    a->type = 1;
+    while (a->type < 5 && !is(type, TYPES[a->type])) a->type++;
+    if (value->kind != STRING) return;
+    if (a->type == BB_ATTR_U64 || a->type == BB_ATTR_I64) {
+        a->u64 = number(value);
+    } else if (a->type == BB_ATTR_F64) {
+        for (size_t i = 0; i < value->n; i++) a->u64 = a->u64 << 4 | (uint64_t)hex_digit(value->s[i]);
+    } else if (a->type == BB_ATTR_TEXT) {
+        a->value = value->s;
+        a->length = (uint32_t)value->n;
+    } else {
+        size_t bytes;
+        a->value = unhex(value, 1, &bytes);
+        a->length = (uint32_t)bytes;
+    }
+}
+
+static void free_attribute(const bb_attr *a) {
+    if (a->type == BB_ATTR_BYTES) free((void *)a->value);
+}
+
+/* ---- contracts ------------------------------------------------------------ */
+
+/* The symbols of a contract; a symbol's place is its bit. */
+typedef struct symbols {
+    const char *name[64];
+    size_t n[64];
+    uint32_t count;
+} symbols;
+
+static bool read_dimension(const node *text, symbols *known, bb_contract_dim *dim) {
+    const char *at = text->s, *end = at + text->n;
+    while (at < end) {
+        const char *stop = at;
+        while (stop < end && *stop != '+' && *stop != ' ') stop++;
+        size_t n = (size_t)(stop - at);
+        if (n > 0 && *at >= '0' && *at <= '9') {
+            dim->number += strtoull(at, NULL, 10);
+        } else if (n > 0) {
+            uint32_t i = 0;
+            while (i < known->count && (known->n[i] != n || memcmp(known->name[i], at, n) != 0)) i++;
+            if (i == 64) return false;
+            if (i == known->count) {
+                known->name[i] = at;
+                known->n[i] = n;
+                known->count++;
+            }
+            dim->symbols |= (uint64_t)1 << i;
+        }
+        at = stop + 1;
+    }
+    return true;
+}
+
+static int by_key(const void *a, const void *b) {
+    return (int)((const bb_contract_attr *)a)->attr.key - (int)((const bb_contract_attr *)b)->attr.key;
+}
+
+/* NULL, or why the header's structs cannot hold it. To be freed in either case. */
+static const char *read_contract(const json *j, const node *told, bb_contract *contract) {
+    const node *attributes = member(j, told, "attributes"), *tensors = member(j, told, "tensors");
+    symbols known = {.name = {"tokens"}, .n = {6}, .count = 1};
+    bb_contract_attr *as = must(calloc(count(j, attributes) + 1, sizeof *as));
+    bb_contract_tensor *ts = must(calloc(count(j, tensors) + 1, sizeof *ts));
+    *contract = (bb_contract){.attrs = as, .tensors = ts};
+    for (const node *n = first(j, attributes); n != NULL; n = following(j, n)) {
+        bb_contract_attr *a = &as[contract->attr_count++];
+        a->any = member(j, n, "value")->kind != STRING;
+        read_attribute(j, n, &a->attr);
+    }
+    qsort(as, contract->attr_count, sizeof *as, by_key);
+    for (const node *n = first(j, tensors); n != NULL; n = following(j, n)) {
+        bb_contract_tensor *t = &ts[contract->tensor_count++];
+        const node *name = member(j, n, "name"), *shape = member(j, n, "shape");
+        if (count(j, shape) > BB_MAX_RANK) return "bb_contract_tensor holds 8 dimensions";
+        if (name->n > 0) name->s[name->n] = 0; /* the quote behind it has been read */
+        t->name = name->n > 0 ? name->s : "";
+        t->dtype = dtype_of(member(j, n, "dtype"));
+        t->token_axis = axis_of(member(j, n, "token_axis"));
+        for (const node *d = first(j, shape); d != NULL; d = following(j, d)) {
+            if (!read_dimension(d, &known, &t->dims[t->rank++])) return "bb_contract_dim holds 64 symbols";
+        }
+    }
+    return NULL;
+}
+
+static void free_contract(bb_contract *contract) {
+    for (uint32_t i = 0; i < contract->attr_count; i++) free_attribute(&contract->attrs[i].attr);
+    free((void *)contract->attrs);
+    free((void *)contract->tensors);
+}
+
+/* ---- decoding ------------------------------------------------------------- */
+
 /* Blocks for the slots of a stream. */
 typedef struct blocks {
     void **at;
@@ -398,7 +518,8 @@ static void *reserve(void *user, uint32_t slot, void *old, size_t used, size_t n
     return b->at[slot];
 }
 
-static int push(bb_stream *stream, const uint8_t *data, size_t size, text *out, bool *any, bb_error *error) {
+static int push(bb_stream *stream, const uint8_t *data, size_t size, const bb_contract *contract, text *out, bool *any,
+                bb_error *error) {
     for (;;) {
         size_t taken = 0;
         bb_event event;
@@ -407,6 +528,10 @@ static int push(bb_stream *stream, const uint8_t *data, size_t size, text *out, 
         if (r != BB_OK) return r;
         data += taken;
         size -= taken;
+        if (event.kind == BB_EVENT_HEAD && contract != NULL) {
+            r = bb_contract_compare(contract, event.bundle, error);
+            if (r != BB_OK) return r;
+        }
         if (event.kind == BB_EVENT_BUNDLE) {
             if (*any) put(out, ",");
             *any = true;
@@ -417,6 +542,18 @@ static int push(bb_stream *stream, const uint8_t *data, size_t size, text *out, 
 
 static void decode(const json *j, const node *request, const bb_config *config, text *out) {
     const node *class = member(j, request, "class"), *pieces = member(j, request, "pieces");
+    const node *told = member(j, request, "contract");
+    bb_contract read = {0};
+    const bb_contract *contract = told->kind == OBJECT ? &read : NULL;
+    if (contract != NULL) {
+        const char *reason = read_contract(j, told, &read);
+        if (reason != NULL) {
+            put(out, ",\"skipped\":");
+            put_quoted(out, reason, strlen(reason));
+            free_contract(&read);
+            return;
+        }
+    }
     size_t size;
     /* A copy of just the right size: a sanitizer sees every byte read too many. */
     uint8_t *padded = unhex(member(j, request, "data"), 1, &size), *data = must(malloc(size ? size : 1));
@@ -427,7 +564,11 @@ static void decode(const json *j, const node *request, const bb_config *config, 
     put(out, ",\"bundles\":[");
     if (is(class, "one")) {
         bb_bundle bundle;
-        r = bb_decode(config, data, size, &bundle, &error);
+        /* compared as soon as the head has passed; what is wrong with a head comes from the decoder */
+        if (contract != NULL && bb_decode_head(config, data, size, &bundle, NULL, NULL) == BB_OK) {
+            r = bb_contract_compare(contract, &bundle, &error);
+        }
+        if (r == BB_OK) r = bb_decode(config, data, size, &bundle, &error);
         if (r == BB_OK) put_bundle(out, &bundle);
     } else {
         bool core = is(class, "core"), any = false;
@@ -442,7 +583,7 @@ static void decode(const json *j, const node *request, const bb_config *config, 
         while (r == BB_OK) {
             size_t n = size - at;
             if (piece != NULL && number(piece) < n) n = (size_t)number(piece);
-            r = push(&stream, data + at, n, out, &any, &error);
+            r = push(&stream, data + at, n, contract, out, &any, &error);
             at += n;
             if (at == size) break;
             if (piece != NULL) piece = following(j, piece) ? following(j, piece) : first(j, pieces);
@@ -456,13 +597,10 @@ static void decode(const json *j, const node *request, const bb_config *config, 
     put(out, "]");
     if (r != BB_OK) put_error(out, r, &error);
     free(data);
+    if (contract != NULL) free_contract(&read);
 }
 
-static uint32_t count(const json *j, const node *list) {
-    uint32_t n = 0;
-    for (const node *i = first(j, list); i != NULL; i = following(j, i)) n++;
-    return n;
-}
+/* ---- encoding ------------------------------------------------------------- */
 
 /* Why the header's structs cannot hold the bundle, or NULL. */
 static const char *too_large(const json *j, const node *tensors) {
@@ -493,35 +631,17 @@ static void encode(const json *j, const node *request, const bb_config *config, 
     desc.attrs = as;
     for (const node *n = first(j, tensors); n != NULL; n = following(j, n)) {
         bb_tensor *t = &ts[desc.tensor_count++];
-        const node *name = member(j, n, "name"), *dtype = member(j, n, "dtype"), *axis = member(j, n, "token_axis");
-        char dtype_name[32] = "";
+        const node *name = member(j, n, "name");
         memcpy(t->name, name->s, name->n);
-        if (dtype->n < sizeof dtype_name) memcpy(dtype_name, dtype->s, dtype->n);
-        t->dtype = (uint8_t)bb_dtype_from_name(dtype_name);
+        t->dtype = dtype_of(member(j, n, "dtype"));
         t->byte_order = is(member(j, n, "byte_order"), "big") ? BB_BIG : BB_LITTLE;
-        t->token_axis = axis->kind == NUMBER ? (uint8_t)number(axis) : BB_NO_TOKEN_AXIS;
+        t->token_axis = axis_of(member(j, n, "token_axis"));
         for (const node *d = first(j, member(j, n, "shape")); d != NULL; d = following(j, d)) t->dims[t->rank++] = number(d);
         size_t bytes, size = element_bytes(t->dtype);
         t->data = unhex(member(j, n, "elements"), size, &bytes);
     }
     for (const node *n = first(j, attributes); n != NULL; n = following(j, n)) {
-        bb_attr *a = &as[desc.attr_count++];
-        const node *value = member(j, n, "value"), *type = member(j, n, "type");
-        a->key = (uint16_t)number(member(j, n, "key"));
-        a->type = 1;
-        while (a->type < 5 && !is(type, TYPES[a->type])) a->type++;
-        if (a->type == BB_ATTR_U64 || a->type == BB_ATTR_I64) {
-            a->u64 = number(value);
-        } else if (a->type == BB_ATTR_F64) {
-            for (size_t i = 0; i < value->n; i++) a->u64 = a->u64 << 4 | (uint64_t)hex_digit(value->s[i]);
-        } else if (a->type == BB_ATTR_TEXT) {
-            a->value = value->s;
-            a->length = (uint32_t)value->n;
-        } else {
-            size_t bytes;
-            a->value = unhex(value, 1, &bytes);
-            a->length = (uint32_t)bytes;
-        }
+        read_attribute(j, n, &as[desc.attr_count++]);
     }
     uint64_t need = 0;
     size_t written = 0;
@@ -541,9 +661,7 @@ static void encode(const json *j, const node *request, const bb_config *config, 
     }
     free(data);
     for (uint32_t i = 0; i < desc.tensor_count; i++) free((void *)ts[i].data);
-    for (uint32_t i = 0; i < desc.attr_count; i++) {
-        if (as[i].type == BB_ATTR_BYTES) free((void *)as[i].value);
-    }
+    for (uint32_t i = 0; i < desc.attr_count; i++) free_attribute(&as[i]);
     free(ts);
     free(as);
 }
@@ -600,7 +718,6 @@ int main(void) {
         put_u64(&out, number(member(&j, request, "seq")));
         if (is(cmd, "stop")) stopped = true;
         else if (is(cmd, "hello")) hello(&out);
-        else if (member(&j, request, "contract")->kind != ABSENT) put(&out, ",\"skipped\":\"the codec compares no contract\"");
         else if (!configure(&j, request, &defaults, &config)) put(&out, ",\"skipped\":\"an unknown limit\"");
         else if (is(cmd, "decode") || is(cmd, "stream")) decode(&j, request, &config, &out);
         else if (is(cmd, "encode")) encode(&j, request, &config, &out);
