@@ -159,6 +159,24 @@ void check_options(const engine_options &options) {
     }
 }
 
+// A model in several files, named by the first: the library opens the others by itself, and a FIFO would keep it waiting.
+static void check_other_files(const std::string &path) {
+    const size_t of = path.rfind("-of-");
+    const long count = of == std::string::npos ? 0 : strtol(path.c_str() + of + 4, nullptr, 10);
+    std::vector<char> prefix(path.size() + 1), other(path.size() + 64);
+    if (count < 2 || count > UINT16_MAX ||
+        llama_split_prefix(prefix.data(), prefix.size(), path.c_str(), 0, (int)count) <= 0) {
+        return;
+    }
+    for (int i = 1; i < (int)count; i++) {
+        struct stat info;
+        llama_split_path(other.data(), other.size(), prefix.data(), i, (int)count);
+        if (stat(other.data(), &info) == 0 && !S_ISREG(info.st_mode)) {
+            fail(CODE_LOAD, "%s is not a regular file", other.data());
+        }
+    }
+}
+
 uint64_t check_file(const std::string &path) {
     // a FIFO would wait for its other end, a device might act
     const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
@@ -177,6 +195,7 @@ uint64_t check_file(const std::string &path) {
         fail(CODE_LOAD, "%s is not a GGUF file: it has %lld bytes and begins with %02x %02x %02x %02x, not with GGUF",
              path.c_str(), (long long)info.st_size, magic[0] & 255, magic[1] & 255, magic[2] & 255, magic[3] & 255);
     }
+    check_other_files(path);
     return (uint64_t)info.st_size;
 }
 

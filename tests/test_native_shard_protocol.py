@@ -690,11 +690,11 @@ def test_a_sequence_named_twice_is_refused(request: pytest.FixtureRequest, smoll
             assert answer.code == 6, answer.text
             assert "twice" in answer.text["message"]
         # not only sequences that exist
-        new = {"seq_offsets": u32("seq_offsets", 0, 3, 4), "seq_ids": u32("seq_ids", 1, 2, 1, 1)}
+        new: dict[str, Any] = {"seq_offsets": u32("seq_offsets", 0, 3, 4), "seq_ids": u32("seq_ids", 1, 2, 1, 1)}
         assert process.peer.ask(DECODE, None, encode(process.batch(NEXT, 0, attributes={"n_seqs": 2}, **new))).code == 6
         assert process.logits(NEXT, AT) == expected
         # two sequences are legal
-        both = {"seq_offsets": u32("seq_offsets", 0, 2, 4), "seq_ids": u32("seq_ids", 1, 2, 1, 2)}
+        both: dict[str, Any] = {"seq_offsets": u32("seq_offsets", 0, 2, 4), "seq_ids": u32("seq_ids", 1, 2, 1, 2)}
         process.peer.expect(DECODE, None, encode(process.batch(NEXT, 0, attributes={"n_seqs": 2}, **both)))
     finally:
         process.close()
@@ -721,6 +721,7 @@ def test_what_an_empty_worker_held_is_gone(patched_build: NativeBuild, smollm2: 
             return decode(process.peer.expect(DECODE, None, encode(batch)).bundle)["residual"].tobytes()
 
         expected = run(0.5)
+        clears: list[dict[str, int]]
         for clears in (
             [{}],
             [{"sequence": 0}],
@@ -1188,7 +1189,7 @@ def gguf_of(architecture: str, tensor: tuple[int, ...] | None = None, **more: in
         f"{architecture}.attention.layer_norm_rms_epsilon": 1e-5,
         "tokenizer.ggml.model": "no_vocab",
     }
-    facts |= {f"{architecture}.{key}": value for key, value in more.items()}
+    facts |= {key if "." in key else f"{architecture}.{key}": value for key, value in more.items()}
     data = b"GGUF" + struct.pack("<IQQ", 3, tensor is not None, len(facts))
     for key, value in facts.items():
         data += text(key)
@@ -1196,6 +1197,8 @@ def gguf_of(architecture: str, tensor: tuple[int, ...] | None = None, **more: in
             data += struct.pack("<I", 8) + text(value)
         elif isinstance(value, float):
             data += struct.pack("<If", 6, value)
+        elif key.startswith("split."):
+            data += struct.pack("<IH", 2, value)
         else:
             data += struct.pack("<II", 4, value)
     if tensor is not None:
@@ -1207,6 +1210,11 @@ BAD_STARTS: dict[str, tuple[list[str], int, list[str]]] = {
     "file missing": (["--model", "{tmp}/none.gguf"], 4, ["{tmp}/none.gguf"]),
     "a folder": (["--model", "{tmp}"], 4, ["{tmp}", "regular"]),
     "a FIFO": (["--model", "{tmp}/fifo"], 4, ["{tmp}/fifo", "regular"]),
+    "a FIFO as second file": (
+        ["--model", "{tmp}/m-00001-of-00002.gguf"],
+        4,
+        ["{tmp}/m-00002-of-00002.gguf", "regular"],
+    ),
     "a FIFO behind a link": (["--model", "{tmp}/link"], 4, ["{tmp}/link", "regular"]),
     "a device": (["--model", "/dev/zero"], 4, ["/dev/zero", "regular"]),
     "a socket in a FIFO": (["--model", "{model}", "--socket", "{tmp}/fifo/s"], 1, ["{tmp}/fifo/s"]),
@@ -1274,6 +1282,9 @@ def bad_files(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "zero").write_bytes(gguf_of("llama", tensor=(64, 0)))
     (folder / "experts").write_bytes(gguf_of("llama", expert_count=2, expert_used_count=3))
     tiny_models.write(folder / "heads", shape=tiny_models.Shape(head_size=16))
+    parts: dict[str, Any] = {"split.no": 0, "split.count": 2}
+    (folder / "m-00001-of-00002.gguf").write_bytes(gguf_of("llama", **parts))
+    os.mkfifo(folder / "m-00002-of-00002.gguf")
     os.mkfifo(folder / "fifo")
     (folder / "link").symlink_to("fifo")
     return folder
