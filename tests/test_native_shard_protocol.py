@@ -721,12 +721,12 @@ def test_what_an_empty_worker_held_is_gone(patched_build: NativeBuild, smollm2: 
             return decode(process.peer.expect(DECODE, None, encode(batch)).bundle)["residual"].tobytes()
 
         expected = run(0.5)
-        clears: list[dict[str, int]]
-        for clears in (
+        ways: list[list[dict[str, int]]] = [
             [{}],
             [{"sequence": 0}],
             [{"sequence": 0, "from": 1}, {"sequence": 0, "from": 0}],
-        ):
+        ]
+        for clears in ways:
             process.peer.expect(CLEAR)
             run(float("nan"))
             for wish in clears:
