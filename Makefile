@@ -40,11 +40,7 @@ test:
 	@$(SET_UP); set -e; \
 	"$$venv" -m boundary_bundle.native build patched unpatched; \
 	"$$venv" -m boundary_bundle.native model; \
-	vectors=$$(mktemp); trap 'rm -f "$$vectors"' EXIT; \
-	"$$venv" -m boundary_bundle.conformance.transcript > "$$vectors"; \
-	$(MAKE) --no-print-directory -C native_shim test test-machines VECTORS="$$vectors"; \
-	"$$venv" -m pytest $(PYTEST_ARGS); \
-	"$$venv" tests/run_pythons.py
+	MAKE="$(MAKE)" exec "$$venv" tests/run_all.py $(PYTEST_ARGS)
 
 test-long:
 	@$(SET_UP); BOUNDARY_BUNDLE_EVERY_BYTE=1 exec "$$venv" -m pytest tests/test_cross_codec.py -k every_byte

@@ -167,13 +167,13 @@ def test_bundles_shrink_to_the_tensor_that_matters() -> None:
 def test_bundles_shrink_to_few_fragments() -> None:
     # Where a search begins depends on the modules that are imported (hypothesis takes constants from them), and from
     # one start in many it keeps a tensor that two steps at once would remove. Users see the other starts.
-    for seed in range(4):
+    for start in range(4):
         bundle = least(
             bundles(),
             lambda bundle: any(
                 bundle.fragment_size and len(tensor.payload()) > bundle.fragment_size for tensor in bundle
             ),
-            seed,
+            start,
         )
         if len(bundle) == 1:
             break
