@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
@@ -31,6 +32,10 @@ def main(arguments: list[str] | None = None) -> int:
         answer = _answer(options)
     except NativeError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:  # such as a full disk
+        told = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        print(f"error: {told}{error.strerror or error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; the next run continues", file=sys.stderr)

@@ -35,6 +35,10 @@ _HOW = {
 }
 
 
+class _Refusal(Exception):
+    """It cannot be done; one sentence for the user."""
+
+
 def find_tool(variable: str, names: Sequence[str]) -> str | None:
     """The program that ``$variable`` names, else the first of ``names`` that is on the path."""
     chosen = os.environ.get(variable, "").strip()
@@ -68,7 +72,7 @@ def _cache_dir() -> Path:
     if explicit:
         return Path(explicit).expanduser().absolute()
     xdg = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
+    base = Path(xdg) if os.path.isabs(xdg) else Path("~/.cache")
     return (base / "boundary-bundle").expanduser().absolute()
 
 
@@ -89,9 +93,7 @@ def environment(checkout: Path) -> Path:
     try:
         import ensurepip  # noqa: F401
     except ImportError:
-        raise SystemExit(
-            f"error: {sys.executable} cannot make virtual environments: apt-get install python3-venv"
-        ) from None
+        raise _Refusal(f"{sys.executable} cannot make virtual environments: apt-get install python3-venv") from None
     place.parent.mkdir(parents=True, exist_ok=True)
     with open(place.with_suffix(".lock"), "w", encoding="ascii") as lock:
         try:
@@ -116,7 +118,7 @@ def _run(command: list[str]) -> None:
     # Standard output is the answer of this program; what pip says goes to standard error.
     status = subprocess.run(command, stdout=sys.stderr, check=False).returncode
     if status != 0:
-        raise SystemExit(f"error: {' '.join(command)} ended with status {status}")
+        raise _Refusal(f"{' '.join(command)} ended with status {status}")
 
 
 def clean() -> None:
@@ -134,6 +136,27 @@ def clean() -> None:
 
 
 def main(arguments: list[str]) -> int:
+    try:
+        return _main(arguments)
+    except _Refusal as error:
+        _say(f"error: {error}")
+    except OSError as error:
+        # Only the cache folder is written.
+        where = "" if error.filename is None else f" ({error.filename})"
+        reason = f"{error.strerror or error}{where}"
+        _say(
+            f"error: the cache folder {_cache_dir()} cannot be used: {reason}; "
+            "set BOUNDARY_BUNDLE_CACHE to a folder that can be written"
+        )
+    except RuntimeError as error:  # ~ of somebody who has no home
+        _say(f"error: the cache folder cannot be found: {error}; set BOUNDARY_BUNDLE_CACHE to a folder")
+    except KeyboardInterrupt:
+        _say("interrupted; the next run continues")
+        return 130
+    return 2
+
+
+def _main(arguments: list[str]) -> int:
     if arguments == ["clean"]:
         clean()
         return 0

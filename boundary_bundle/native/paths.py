@@ -20,24 +20,41 @@ def cache_dir() -> Path:
     else:
         xdg = os.environ.get("XDG_CACHE_HOME", "")
         # The XDG rules say that a relative path is to be ignored.
-        base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
+        base = Path(xdg) if os.path.isabs(xdg) else Path("~/.cache")
         root = base / "boundary-bundle"
-    return root.expanduser().absolute()
+    try:
+        return root.expanduser().absolute()
+    except (OSError, RuntimeError) as error:
+        raise unusable(root, error) from None
+
+
+def unusable(root: Path, error: Exception) -> NativeError:
+    """What a user is told of a cache folder that cannot be used."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return NativeError(
+        f"the cache folder {root} cannot be used: {reason}; set BOUNDARY_BUNDLE_CACHE to a folder that can be written"
+    )
 
 
 def prepare_cache(root: Path) -> Path:
     """Create the cache folder with its tag; refuse one inside the checkout. Returns the real path."""
     checkout = _checkout()
-    resolved = root.resolve()
+    try:
+        resolved = root.resolve()
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
+        raise unusable(root, error) from None
     if checkout is not None and (resolved == checkout or checkout in resolved.parents):
         raise NativeError(
             f"the cache folder {root} lies inside the checkout {checkout}; "
             "set BOUNDARY_BUNDLE_CACHE to a folder outside it"
         )
-    resolved.mkdir(parents=True, exist_ok=True)
-    tag = resolved / "CACHEDIR.TAG"
-    if not tag.exists():
-        tag.write_text(_CACHEDIR_TAG, encoding="utf-8")
+    try:
+        resolved.mkdir(parents=True, exist_ok=True)
+        tag = resolved / "CACHEDIR.TAG"
+        if not tag.exists():
+            tag.write_text(_CACHEDIR_TAG, encoding="utf-8")
+    except OSError as error:
+        raise unusable(root, error) from None
     return resolved
 
 

@@ -222,8 +222,14 @@ class Lock:
 
     @contextlib.contextmanager
     def held(self, what: str, note: Callable[[str], None]) -> Iterator[Lock]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise NativeError(
+                f"the lock {self.path} cannot be used: {error.strerror}; set BOUNDARY_BUNDLE_CACHE to a folder that "
+                "can be written"
+            ) from None
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
