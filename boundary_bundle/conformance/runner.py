@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from ..writing import write_whole
 from .asks import Ask, Case, Malformed, cases_of, check_hello, judge, lacking, select, unclaimed
 from .refusals import refusals
 from .testee import Testee, Trouble, shown
@@ -385,10 +385,4 @@ def mark_known(report: Report, known: Sequence[Known], cases: Sequence[Case]) ->
 
 def write_text(path: Path, text: str) -> None:
     """Write a report, or nothing. Raises OSError."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, "utf-8")
-        partial.replace(path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            partial.unlink()
+    write_whole(path, [text.encode("utf-8")])

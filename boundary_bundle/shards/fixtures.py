@@ -33,11 +33,12 @@ import numpy as np
 from .. import layout as wire
 from ..decoder import decode
 from ..encoder import encode
+from ..writing import default_mode
 from . import tiny_models
 from .batch import PLAIN, Batch, Layout
 from .pipeline import Logits, Pipeline, Relay
 from .plan import Plan, make_plan, read_model_file
-from .worker import Bytes, Settings, close_workers, start_workers
+from .worker import REQUEST_TIMEOUT, Bytes, Settings, close_workers, start_workers
 
 SCHEMA: Final = 1
 MANIFEST: Final = "manifest.json"
@@ -118,11 +119,13 @@ def capture(
     logits: bool = False,
     library: Mapping[str, Any] | None = None,
     force: bool = False,
+    timeout: float | None = REQUEST_TIMEOUT,
 ) -> dict[str, Any]:
     """Record every source into ``folder`` and return the manifest.
 
     Each run is the prompt in batches of ``settings.batch`` and ``n_tokens`` greedy steps of one token a sequence.
     ``settings.seqs`` sequences take turns token by token; each begins with the prompt, from its own token of it on.
+    ``timeout`` is that of :func:`start_workers`.
     ``library`` goes into the manifest as it is. The folder appears whole or not at all; one that is not empty is
     replaced only with ``force``, and only if it holds fixtures. Raises FixtureError, PlanError, PipelineError
     and WorkerError.
@@ -133,6 +136,9 @@ def capture(
             f"{settings.seqs} sequences need batches of {settings.seqs} tokens or more, but they have {batch}"
         )
     target = _check_target(folder, force)
+    for source in sources:
+        if source.model is not None and target in source.model.resolve().parents:
+            raise FixtureError(f"cannot replace {folder}: the model {source.model} lies in it")
     try:
         aside = Path(tempfile.mkdtemp(prefix=".fixtures-", dir=target.parent))
     except OSError as error:
@@ -145,7 +151,9 @@ def capture(
             "format": f"{wire.MAJOR}.0",
             "recorded_on": platform.machine(),
             "library": dict(library or {}),
-            "fixtures": [_record(fresh, source, worker, settings, prompt, n_tokens, logits) for source in sources],
+            "fixtures": [
+                _record(fresh, source, worker, settings, prompt, n_tokens, logits, timeout) for source in sources
+            ],
         }
         _write(fresh / MANIFEST, json.dumps(manifest, indent=1).encode() + b"\n")
         _write(fresh / LINES, lines(manifest).encode("ascii"))
@@ -198,7 +206,14 @@ def lines(manifest: Mapping[str, Any]) -> str:
 
 
 def _record(
-    folder: Path, source: Source, worker: Path, settings: Settings, prompt: str, n_tokens: int, logits: bool
+    folder: Path,
+    source: Source,
+    worker: Path,
+    settings: Settings,
+    prompt: str,
+    n_tokens: int,
+    logits: bool,
+    timeout: float | None,
 ) -> dict[str, Any]:
     place = folder / source.name
     place.mkdir()
@@ -209,15 +224,13 @@ def _record(
             raise FixtureError(
                 f"the Python package {error.name!r} is missing: pip install 'boundary-bundle[run]'"
             ) from None
-        # Written through a private temporary file; a fixture is as readable as any other new file.
-        os.chmod(path, 0o666 & ~_mask())
         file = f"{source.name}/model.gguf"
     else:
         assert source.model is not None
         path, file = source.model, None
     model = read_model_file(path)
     plan = make_plan(model.n_layer, source.cuts)
-    workers = start_workers(worker, path, plan, settings)
+    workers = start_workers(worker, path, plan, settings, timeout)
     try:
         recorder = _Recorder()
         pipeline = Pipeline(workers, recorder)
@@ -227,7 +240,8 @@ def _record(
         needed, room = len(tokens) + n_tokens, settings.ctx // settings.seqs
         if needed > room:
             raise FixtureError(
-                f"a prompt of {len(tokens)} tokens and {n_tokens} steps need {needed} positions a sequence, "
+                f"a prompt of {len(tokens)} token{'' if len(tokens) == 1 else 's'} and {n_tokens} "
+                f"step{'' if n_tokens == 1 else 's'} need {needed} positions a sequence, "
                 f"but a context of {settings.ctx} has {room}"
             )
         # By turning it the sequences differ.
@@ -339,12 +353,6 @@ def _hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _mask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def _check_target(folder: Path, force: bool) -> Path:
     """The real path of the folder to make. Raises FixtureError for one that may not be replaced."""
     try:
@@ -370,7 +378,7 @@ def _check_target(folder: Path, force: bool) -> Path:
 
 def _publish(fresh: Path, target: Path, aside: Path) -> None:
     """Give the finished folder its name; an old one is moved away first and put back if that fails."""
-    os.chmod(fresh, 0o777 & ~_mask())
+    os.chmod(fresh, default_mode(0o777))
     old = aside / "old"
     if os.path.lexists(target):
         os.rename(target, old)

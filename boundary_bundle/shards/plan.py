@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..writing import is_regular
+
 if TYPE_CHECKING:
     import gguf
 
@@ -91,7 +93,7 @@ def parse_cuts(text: str) -> list[int]:
             raise PlanError(f"cut number {place} of {text!r} is empty")
         if not _NUMBER.fullmatch(word) or len(word) > 9:
             shown = word if len(word) <= 24 else f"{word[:20]}... ({len(word)} characters)"
-            raise PlanError(f"cut {shown!r} is not a layer number")
+            raise PlanError(f"cut {shown!r} is not a layer number: a model of n layers can be cut at 1 to n-1")
         cuts.append(int(word))
     return cuts
 
@@ -161,13 +163,18 @@ def read_model_file(path: Path | str) -> ModelFile:
     """
     path = Path(path)
     try:
-        size = path.stat().st_size
+        found = path.stat()
+        size = found.st_size
         if path.is_dir():
             raise PlanError(f"{path} is a folder, not a GGUF file")
+        if not is_regular(found):  # reading a pipe may wait for ever, a device may have no end
+            raise PlanError(f"{path} is not a regular file")
         with open(path, "rb") as stream:
             magic = stream.read(4)
     except OSError as error:
         raise PlanError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:  # a NUL in the name
+        raise PlanError(f"cannot read {path}: {error}") from None
     if magic != b"GGUF":
         if size < 4:
             raise PlanError(f"{path} is not a GGUF file: it holds {size} bytes")
@@ -195,7 +202,10 @@ def read_model_file(path: Path | str) -> ModelFile:
 
 def _value(reader: gguf.GGUFReader, path: Path, key: str, kind: type[Any]) -> Any:
     field = reader.get_field(key)
-    value = None if field is None else field.contents()
+    try:
+        value = None if field is None else field.contents()
+    except Exception as error:  # such as text that is not UTF-8
+        raise PlanError(f"{path} is a damaged GGUF file: its {key} cannot be read ({error})") from None
     if not isinstance(value, kind):
         raise PlanError(f"{path} has no usable {key}")
     return value

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..writing import default_mode
+
 Array = npt.NDArray[np.float32]
 
 N_CTX = 2048
@@ -87,6 +89,8 @@ def write(
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
+        # mkstemp makes it private; a model is as readable as any other new file.
+        os.chmod(partial, default_mode())
         os.replace(partial, path)
     except BaseException:
         Path(partial).unlink(missing_ok=True)
