@@ -7,9 +7,9 @@ import codecs
 import contextlib
 import json
 import os
+import re
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,13 @@ from ..shards import (
     close_workers,
     start_workers,
 )
+from ..shards.worker import LOAD_TIMEOUT, REQUEST_TIMEOUT
+from ..writing import is_regular, obstacle, write_whole
 
 # What a terminal would take for a command. A model may say anything.
 _CONTROL = {code: None for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
+#: The same in a name, and what no encoding has.
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 class CommandError(Exception):
@@ -45,6 +49,17 @@ def number(minimum: int, maximum: int) -> Any:
         return int(text)
 
     return parse
+
+
+def seconds(text: str) -> float:
+    """An argparse type: a time that is neither nothing nor longer than a day."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.01 <= value <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.01 to 86400")
+    return value
 
 
 def default_threads() -> int:
@@ -71,8 +86,16 @@ def add_settings(parser: argparse.ArgumentParser, defaults: Settings | None = No
     count("--ubatch", 1 << 20, usual.ubatch, f"tokens a micro-batch ({usual.ubatch})")
     group.add_argument("--flash-attn", choices=("on", "off"), default="on", help="flash attention (on)")
     group.add_argument("--no-mmap", action="store_true", help="read the weights instead of mapping the file")
+    group.add_argument(
+        "--timeout",
+        type=seconds,
+        default=REQUEST_TIMEOUT,
+        metavar="SECONDS",
+        help=f"give up on a worker that is silent for so long ({REQUEST_TIMEOUT:g}; while it loads, at least "
+        f"{LOAD_TIMEOUT:g})",
+    )
     # For tests: a worker that was built elsewhere.
-    group.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    group.add_argument("--worker", type=file_name, help=argparse.SUPPRESS)
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
@@ -142,12 +165,14 @@ def workers(
     check: bool,
     unsplit: bool,
     fault: Fault | None = None,
+    timeout: float | None = REQUEST_TIMEOUT,
 ) -> Iterator[Run]:
     """Start the shards (and the unsplit worker), and close every one of them at the end, whatever happens."""
     started: list[LocalWorker] = []
     try:
         ranges = list(plan)
-        started = start_workers(program, model, [*ranges, *([(0, plan.n_layer)] if unsplit else [])], settings)
+        asked = [*ranges, *([(0, plan.n_layer)] if unsplit else [])]
+        started = start_workers(program, model, asked, settings, timeout)
         split = Pipeline(started[: len(ranges)], CheckedRelay(fault) if check else None)
         yield Run(plan, split, Pipeline(started[len(ranges) :]) if unsplit else None)
     finally:
@@ -182,38 +207,64 @@ class Printer:
             print(text.translate(_CONTROL) if self._terminal else text, end="", flush=True)
 
 
+def shown(path: Path | str) -> str:
+    """A file's name, with nothing in it that a terminal would obey."""
+    return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], str(path))
+
+
+def write_parts(path: Path, parts: Iterable[bytes | bytearray | memoryview]) -> None:
+    """Write the whole file or none of it (:mod:`boundary_bundle.writing`). Raises CommandError."""
+    # What is still buffered comes first if both go to the same place.
+    sys.stdout.flush()
+    try:
+        write_whole(path, parts)
+    except OSError as error:
+        raise CommandError(f"cannot write {shown(path)}: {error.strerror or error}") from None
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write the whole file or none of it: a temporary file beside it takes its name at the end."""
-    try:
-        handle, partial = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    except OSError as error:
-        raise CommandError(f"cannot write {path}: {error.strerror}") from None
-    try:
-        with open(handle, "w", encoding="utf-8") as stream:
-            json.dump(content, stream, indent=2)
-            stream.write("\n")
-        # mkstemp makes it private; a result is as readable as any other new file.
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(partial, 0o666 & ~mask)
-        os.replace(partial, path)
-    except OSError as error:
-        raise CommandError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(partial)
+    """Write the JSON, whole or not at all. Raises CommandError."""
+    write_parts(path, [json.dumps(content, indent=2).encode("ascii") + b"\n"])
 
 
-def check_json_target(path: Path | None) -> None:
-    """Refuse, before any work is done, a place where the JSON could not be written."""
+def check_target(path: Path | None, *inputs: Path | None) -> None:
+    """Refuse, before any work is done, a place that cannot be written, or that is one of the ``inputs``."""
     if path is None:
         return
-    if path.is_dir():
-        raise CommandError(f"cannot write {path}: it is a folder")
-    if not path.parent.is_dir():
-        raise CommandError(f"cannot write {path}: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK):
-        raise CommandError(f"cannot write {path}: the folder {path.parent} is not writable")
+    reason = obstacle(path)
+    if reason is not None:
+        raise CommandError(f"cannot write {shown(path)}: {reason}")
+    for other in inputs:
+        with contextlib.suppress(OSError, ValueError):
+            if other is not None and os.path.samefile(path, other):
+                raise CommandError(f"cannot write {shown(path)}: it is the file {shown(other)} that is read")
+
+
+def require_regular(path: Path, do: str = "read") -> None:
+    """Refuse what is there but no regular file: reading a pipe may wait for ever, a device may have no end."""
+    with contextlib.suppress(OSError, ValueError):
+        if not is_regular(os.stat(path)):
+            raise CommandError(f"cannot {do} {shown(path)}: it is not a regular file")
+
+
+def file_name(text: str) -> Path:
+    """An argparse type: the name of a file or folder. The empty one would mean the working folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty")
+    return Path(text)
+
+
+def check_prompt(text: str) -> None:
+    """Refuse, before a worker is started, a prompt that is not text."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise CommandError(f"the prompt is not UTF-8: its character {error.start + 1} is a byte on its own") from None
+
+
+def counted(count: int, what: str) -> str:
+    """``1 token``, ``2 tokens``."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def hops_of(run: Run, generation: Generation) -> list[dict[str, Any]]:
@@ -241,7 +292,8 @@ def require_room(settings: Settings, n_prompt: int, n_tokens: int) -> None:
         raise CommandError("the prompt has no tokens")
     if n_prompt + n_tokens - 1 > settings.ctx:
         raise CommandError(
-            f"a prompt of {n_prompt} tokens and {n_tokens} more need a context of {n_prompt + n_tokens - 1}, "
+            f"a prompt of {counted(n_prompt, 'token')} and {n_tokens:,} more need a context of "
+            f"{n_prompt + n_tokens - 1:,}, "
             f"but --ctx is {settings.ctx}"
         )
 

@@ -6,8 +6,9 @@ import argparse
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+
+from .common import file_name
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -65,7 +66,7 @@ def commands_of(parser: argparse.ArgumentParser) -> Iterator[Command]:
 
 def _option(action: argparse.Action) -> Option:
     kind = ""
-    if action.type is Path:
+    if action.type is file_name:
         kind = "folder" if action.metavar == "DIR" else "file"
     elif action.nargs == argparse.REMAINDER or action.metavar == "COMMAND":
         kind = "file"

@@ -14,18 +14,18 @@ from typing import Any
 from ..conformance import report as reports
 from ..conformance import report_page, runner
 from ..conformance.runner import Report, Unusable
-from .common import CommandError, number, print_table
-from .files import shown
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.01 <= value <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.01 to 86400")
-    return value
+from .common import (
+    CommandError,
+    check_target,
+    counted,
+    file_name,
+    number,
+    print_table,
+    require_regular,
+    seconds,
+    shown,
+    write_parts,
+)
 
 
 def add_command(commands: Any) -> None:
@@ -46,22 +46,24 @@ def add_command(commands: Any) -> None:
     )
     chosen.add_argument("--class", dest="conformance", choices=("core", "stream"), help="one class of decoder")
     chosen.add_argument(
-        "--vectors", action="append", type=Path, default=[], metavar="FILE", help="these vectors, not the kit's"
+        "--vectors", action="append", type=file_name, default=[], metavar="FILE", help="these vectors, not the kit's"
     )
-    chosen.add_argument("--known-failures", type=Path, metavar="FILE", help="a case or vector a line, # and the reason")
+    chosen.add_argument(
+        "--known-failures", type=file_name, metavar="FILE", help="a case or vector a line, # and the reason"
+    )
     chosen.add_argument("--random", type=number(1, 10**9), metavar="N", help="also N drawn bundles and drawn damages")
     chosen.add_argument("--seed", type=number(0, 2**31), default=0, metavar="S", help="seed of the draws (0)")
     chosen.add_argument(
-        "--save", type=Path, default=Path(), metavar="DIR", help="where failures of --random become vectors (here)"
+        "--save", type=file_name, default=Path(), metavar="DIR", help="where failures of --random become vectors (here)"
     )
     limits = parser.add_argument_group("how")
-    limits.add_argument("--time-limit", type=_seconds, default=10.0, metavar="SECONDS", help="for each answer (10)")
+    limits.add_argument("--time-limit", type=seconds, default=10.0, metavar="SECONDS", help="for each answer (10)")
     limits.add_argument("--restarts", type=number(0, 10**6), default=50, metavar="N", help="give up after N (50)")
     limits.add_argument("--no-pipelining", action="store_true", help="one request at a time")
     out = parser.add_argument_group("reports")
-    out.add_argument("--json", type=Path, metavar="FILE", help="everything, for programs")
-    out.add_argument("--junit", type=Path, metavar="FILE", help="JUnit XML")
-    out.add_argument("--html", type=Path, metavar="FILE", help="one page to look at")
+    out.add_argument("--json", type=file_name, metavar="FILE", help="everything, for programs")
+    out.add_argument("--junit", type=file_name, metavar="FILE", help="JUnit XML")
+    out.add_argument("--html", type=file_name, metavar="FILE", help="one page to look at")
     out.add_argument("--details", type=number(0, 10**6), default=20, metavar="N", help="failures shown in full (20)")
     out.add_argument("--quiet", action="store_true", help="the last line only")
     parser.set_defaults(function=conformance)
@@ -101,6 +103,11 @@ def conformance(options: argparse.Namespace) -> int:
     """The command."""
     if not options.testee:
         raise CommandError("no testee is given (boundary-bundle conformance [options] -- COMMAND...)")
+    inputs = [path for path in (*options.vectors, options.known_failures) if path is not None]
+    for path in inputs:
+        require_regular(path)
+    for path in (options.json, options.junit, options.html):
+        check_target(path, *inputs)
     before = signal.signal(signal.SIGTERM, _terminated)
     try:
         return _run(options)
@@ -170,12 +177,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _write(path: Path | None, text: str) -> None:
-    if path is None:
-        return
-    try:
-        runner.write_text(path, text)
-    except OSError as error:
-        raise CommandError(f"cannot write {shown(path)}: {error.strerror}") from None
+    if path is not None:
+        write_parts(path, [text.encode("utf-8")])
 
 
 def _print(report: Report, options: argparse.Namespace) -> None:
@@ -198,7 +201,7 @@ def _print(report: Report, options: argparse.Namespace) -> None:
         for outcome in failures[: options.details]:
             print("\n" + "\n".join(reports.describe(outcome)))
         if len(failures) > options.details:
-            print(f"\nand {len(failures) - options.details:,} more failures (--details, --json, --html)")
+            print(f"\nand {counted(len(failures) - options.details, 'more failure')} (--details, --json, --html)")
         print()
     for line in reports.known_lines(report):
         print(line)

@@ -10,7 +10,7 @@ from ..bundle import Bundle
 from ..encoder import encode_parts
 from ..errors import BundleError
 from ..interchange import ConversionError, to_npz, to_safetensors
-from .common import CommandError
+from .common import CommandError, file_name
 from .files import add_file_options, bundle_json, print_json, read_bundle, shown, write_file
 
 
@@ -22,8 +22,10 @@ def add_command(commands: Any) -> None:
         "extra 'convert'), anything else is a bundle. Nothing is lost on the way there and back. Exit status 0: "
         "written. 2: it could not be.",
     )
-    parser.add_argument("source", type=Path, metavar="SOURCE", help="a bundle, .npz or .safetensors")
-    parser.add_argument("target", type=Path, metavar="TARGET", help="what to write; its ending says what it becomes")
+    parser.add_argument("source", type=file_name, metavar="SOURCE", help="a bundle, .npz or .safetensors")
+    parser.add_argument(
+        "target", type=file_name, metavar="TARGET", help="what to write; its ending says what it becomes"
+    )
     parser.add_argument("--force", action="store_true", help="replace TARGET if it is there")
     add_file_options(parser)
     parser.set_defaults(function=convert)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 from ..native import ensure_model
@@ -24,7 +23,7 @@ def add_command(commands: Any) -> None:
         description="Build llama.cpp with the series, get SmolLM2-135M-Instruct, split it over three processes, stream "
         "its text, and compare every logit with those of the unsplit worker of the same patched build.",
     )
-    parser.add_argument("--model", type=Path, metavar="FILE", help="another GGUF file")
+    parser.add_argument("--model", type=common.file_name, metavar="FILE", help="another GGUF file")
     parser.add_argument("--cuts", metavar="A,B", help="other cuts (two, at thirds)")
     parser.add_argument("--prompt", default=_PROMPT, metavar="TEXT", help="another question")
     parser.add_argument("--tokens", type=common.number(2, 1 << 20), default=64, metavar="N", help="at most (64)")
@@ -34,17 +33,23 @@ def add_command(commands: Any) -> None:
 
 def demo(options: argparse.Namespace) -> int:
     """The command. Returns 1 if a logit differs, else 0."""
+    common.check_prompt(options.prompt)
+    cuts = None if options.cuts is None else parse_cuts(options.cuts)
+    if options.model is not None:
+        read_model_file(options.model)
     program = common.worker_program(options)
     path = options.model if options.model is not None else ensure_model()
     model = read_model_file(path)
     thirds = [cut for cut in (model.n_layer // 3, model.n_layer * 2 // 3) if cut]
-    plan = make_plan(model.n_layer, thirds if options.cuts is None else parse_cuts(options.cuts))
+    plan = make_plan(model.n_layer, thirds if cuts is None else cuts)
     settings = common.settings_of(options)
     ranges = " ".join(f"[{start},{end})" for start, end in plan)
     print(f"model    {path.name}: {model.architecture}, {model.n_layer} layers, {model.size / _MB:.1f} MB")
     print(f"shards   {ranges}: {len(plan)} processes of {settings.threads} threads, one computing at a time")
     print("check    against an unsplit worker of the patched build (make test compares with the unpatched build)")
-    with common.workers(program, model.path, plan, settings, check=True, unsplit=True) as running:
+    with common.workers(
+        program, model.path, plan, settings, check=True, unsplit=True, timeout=options.timeout
+    ) as running:
         prompt = running.last.tokenize(_chat(options.prompt))
         common.require_room(settings, len(prompt), options.tokens)
         print_styled(f"\n> {options.prompt}", "bold")

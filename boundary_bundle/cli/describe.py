@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 from ..shards import PlanError, read_model_file, start_workers
@@ -20,7 +19,7 @@ def add_command(commands: Any) -> None:
         help="load one range of a model and say what it holds",
         description="Load the layers START to END - 1 of a model in a worker, and print what it reports of itself.",
     )
-    parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a GGUF file")
+    parser.add_argument("--model", type=common.file_name, required=True, metavar="FILE", help="a GGUF file")
     parser.add_argument("--range", metavar="START:END", help="absent: all layers")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="everything, as JSON")
@@ -46,7 +45,7 @@ def describe(options: argparse.Namespace) -> int:
     model = read_model_file(options.model)
     layers = parse_range(options.range, model.n_layer)
     program = common.worker_program(options)
-    workers = start_workers(program, model.path, [layers], common.settings_of(options))
+    workers = start_workers(program, model.path, [layers], common.settings_of(options), options.timeout)
     try:
         found = workers[0].describe(tensors=options.tensors or options.json).raw
     finally:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from ..bundle import Tensor
 from ..difference import Difference, TensorDifference, compare
-from .common import print_styled, print_table
+from .common import file_name, print_styled, print_table
 from .files import add_file_options, attribute_json, plain, print_json, read_bundle, shown, tensor_json
 
 
@@ -20,8 +19,8 @@ def add_command(commands: Any) -> None:
         ".npz or .safetensors. Exit status 0: tensors and attributes are the same in every bit. 1: they differ. 2: it "
         "could not be told.",
     )
-    parser.add_argument("a", type=Path, metavar="A", help="a bundle, .npz or .safetensors")
-    parser.add_argument("b", type=Path, metavar="B", help="what it is compared with")
+    parser.add_argument("a", type=file_name, metavar="A", help="a bundle, .npz or .safetensors")
+    parser.add_argument("b", type=file_name, metavar="B", help="what it is compared with")
     parser.add_argument(
         "--strict",
         action="store_true",

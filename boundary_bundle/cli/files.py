@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
-import stat
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,12 +15,11 @@ from ..decoder import BundleReady, Decoder
 from ..errors import ERRORS, BundleError
 from ..interchange import ConversionError, from_npz, from_safetensors
 from ..layout import MAGIC
-from .common import CommandError
+from ..writing import is_regular
+from .common import CommandError, shown, write_parts
 
 DEFAULT_MAX_BYTES = 1 << 32
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-#: What a terminal would take for a command, and bytes that no encoding has.
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def byte_count(text: str) -> int:
@@ -46,11 +42,6 @@ def add_file_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def shown(path: Path | str) -> str:
-    """A file's name, with nothing in it that a terminal would obey."""
-    return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], str(path))
-
-
 def read_file(path: Path, limit: int) -> bytes:
     """The whole of a regular file of at most ``limit`` bytes. Raises CommandError."""
     try:
@@ -58,7 +49,7 @@ def read_file(path: Path, limit: int) -> bytes:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with open(handle, "rb") as stream:
             found = os.fstat(stream.fileno())
-            if not stat.S_ISREG(found.st_mode):
+            if not is_regular(found):
                 raise CommandError(f"cannot read {shown(path)}: it is not a regular file")
             if found.st_size > limit:
                 raise CommandError(
@@ -104,28 +95,11 @@ def read_bundle(path: Path, limit: int) -> Bundle:
 
 
 def write_file(path: Path, parts: Iterable[Any], *, replace: bool) -> None:
-    """Write the whole file or none of it. Raises CommandError."""
-    if path.is_dir():
-        raise CommandError(f"cannot write {shown(path)}: it is a folder")
-    if not replace and os.path.lexists(path):
+    """Write the whole file or none of it; without ``replace`` no file that is there. Raises CommandError."""
+    # What cannot be replaced needs no leave for it: devices and pipes.
+    if not replace and (path.is_symlink() or path.is_file()):
         raise CommandError(f"cannot write {shown(path)}: it is there already (--force replaces it)")
-    try:
-        handle, partial = tempfile.mkstemp(prefix=".partial-", dir=path.parent)
-    except OSError as error:
-        raise CommandError(f"cannot write {shown(path)}: {error.strerror}") from None
-    try:
-        with open(handle, "wb") as stream:
-            for part in parts:
-                stream.write(part)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(partial, 0o666 & ~mask)
-        os.replace(partial, path)
-    except OSError as error:
-        raise CommandError(f"cannot write {shown(path)}: {error.strerror}") from None
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(partial)
+    write_parts(path, parts)
 
 
 def print_json(content: Any) -> None:
@@ -186,3 +160,20 @@ def bundle_json(bundle: Bundle) -> dict[str, Any]:
         "tensors": [tensor_json(tensor) for tensor in bundle],
         "attributes": [attribute_json(record) for record in bundle.attributes.records()],
     }
+
+
+__all__ = [
+    "DEFAULT_MAX_BYTES",
+    "add_file_options",
+    "attribute_json",
+    "bundle_json",
+    "byte_count",
+    "error_json",
+    "plain",
+    "print_json",
+    "read_bundle",
+    "read_file",
+    "shown",
+    "tensor_json",
+    "write_file",
+]

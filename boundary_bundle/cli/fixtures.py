@@ -25,10 +25,12 @@ def add_command(commands: Any) -> None:
         "Python. The same command gives the same bytes again. Exit status 0: written. 2: it could not be.",
     )
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--model", type=Path, metavar="FILE", help="a GGUF file; it stays where it is")
+    which.add_argument("--model", type=common.file_name, metavar="FILE", help="a GGUF file; it stays where it is")
     which.add_argument("--family", metavar="NAME,..", help="tiny models, made in the folder: names, or all")
     parser.add_argument("--cuts", metavar="A,B", help="the first layers of the second and later shards")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="the folder to make")
+    parser.add_argument(
+        "-o", "--output", type=common.file_name, required=True, metavar="DIR", help="the folder to make"
+    )
     parser.add_argument("--force", action="store_true", help="replace fixtures that are there")
     parser.add_argument("--prompt", default=PROMPT, metavar="TEXT", help=f"what is run ({PROMPT})")
     parser.add_argument("--tokens", type=common.number(0, 997), default=4, metavar="N", help="steps of one token (4)")
@@ -43,6 +45,7 @@ def add_command(commands: Any) -> None:
 def fixtures(options: argparse.Namespace) -> int:
     """The command."""
     cuts = None if options.cuts is None else parse_cuts(options.cuts)
+    common.check_prompt(options.prompt)
     if options.family is not None:
         try:
             sources = families(options.family, cuts)
@@ -67,12 +70,14 @@ def fixtures(options: argparse.Namespace) -> int:
             logits=options.logits,
             library=None if built is None else library(built),
             force=options.force,
+            timeout=options.timeout,
         )
     except FixtureError as error:
         raise CommandError(str(error)) from None
     steps = sum(len(entry["steps"]) for entry in manifest["fixtures"])
     size = sum(path.stat().st_size for path in options.output.rglob("*") if path.is_file())
-    print(f"{shown(options.output)}: {len(manifest['fixtures'])} fixtures, {steps} steps, {size:,} bytes")
+    fixtures = common.counted(len(manifest["fixtures"]), "fixture")
+    print(f"{shown(options.output)}: {fixtures}, {common.counted(steps, 'step')}, {size:,} bytes")
     if built is not None:
         words = ["make", "-C", str(options.output), "check", f"LLAMA={built.source_dir}", f"LIB={built.lib_dir}"]
         if options.model is not None:

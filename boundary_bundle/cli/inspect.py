@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from ..anatomy import Anatomy, FrameView, Row, dissect
 from ..errors import ERRORS
 from . import page
-from .common import CommandError, number
-from .files import add_file_options, error_json, plain, print_json, read_file, shown, write_file
+from .common import CommandError, check_target, file_name, number, shown
+from .files import add_file_options, error_json, plain, print_json, read_file, write_file
 
 #: Bytes a line, and the columns that they take.
 _LINE = 16
@@ -27,9 +26,9 @@ def add_command(commands: Any) -> None:
         description="Show a file field by field: offset, bytes, field, value, meaning. A damaged file is shown up to "
         "the damage. Exit status 0: sound. 1: damaged. 2: it could not be read.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="a datastream, whole or damaged")
+    parser.add_argument("file", type=file_name, metavar="FILE", help="a datastream, whole or damaged")
     parser.add_argument("--html", action="store_true", help="one self-contained page instead of text")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the page there (with --html)")
+    parser.add_argument("-o", "--output", type=file_name, metavar="FILE", help="write the page there (with --html)")
     parser.add_argument("--force", action="store_true", help="replace the output file if it is there")
     parser.add_argument(
         "--payload", type=number(0, 1 << 20), default=64, metavar="BYTES", help="bytes of each payload to show (64)"
@@ -47,6 +46,7 @@ def inspect(options: argparse.Namespace) -> int:
         raise CommandError("--json and --html are two forms of the same: give one of them")
     if options.output is not None and not options.html:
         raise CommandError("--output is for --html")
+    check_target(options.output, options.file)
     data = read_file(options.file, options.max_size)
     found = dissect(data, payload_bytes=options.payload, max_frames=options.frames)
     name = shown(options.file)

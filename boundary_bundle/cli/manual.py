@@ -26,7 +26,7 @@ _CACHE: Final = (
 _DRIVEN: Final = (
     "exit status",
     "0: done. 1: a logit differs from the unsplit worker's. 2: it could not be done, for the reason on standard "
-    "error. 130: interrupted.",
+    "error. 130: interrupted. With BOUNDARY_BUNDLE_TRACEBACK=1 a failure that nobody foresaw shows its traceback too.",
 )
 
 PAGES: Final[dict[str, Page]] = {

@@ -6,12 +6,13 @@ import argparse
 import statistics
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from ..shards import Fault, Generation, generate, make_plan, parse_cuts, read_model_file
 from . import common
 from .common import CommandError, Run
+
+_TOO_FEW = "one token is too few to measure a speed: give --tokens 2 or more"
 
 
 def add_command(commands: Any) -> None:
@@ -21,7 +22,7 @@ def add_command(commands: Any) -> None:
         description="Split a model at the given layers over as many processes, and generate text greedily. "
         "Standard output is the text, standard error the rest.",
     )
-    parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a GGUF file")
+    parser.add_argument("--model", type=common.file_name, required=True, metavar="FILE", help="a GGUF file")
     parser.add_argument(
         "--cuts", metavar="A,B", help="the first layers of the second and later shards; absent: unsplit"
     )
@@ -40,7 +41,7 @@ def add_command(commands: Any) -> None:
         metavar="N",
         help="then measure N whole generations, split and unsplit in turn, and report the medians",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE")
+    parser.add_argument("--json", type=common.file_name, metavar="FILE", help="write the result to FILE")
     parser.add_argument("--plant-fault", metavar="HOP:STEP", help=argparse.SUPPRESS)
     common.add_settings(parser)
     parser.set_defaults(function=run)
@@ -50,14 +51,26 @@ def run(options: argparse.Namespace) -> int:
     """The command. Returns 1 if a logit differs, else 0."""
     cuts = [] if options.cuts is None else parse_cuts(options.cuts)
     fault = _fault(options)
+    if options.all_logits and not options.check:
+        raise CommandError("--all-logits is for --check")
+    if options.speed_runs is not None and options.tokens < 2:
+        raise CommandError(_TOO_FEW)
+    common.check_prompt(options.prompt)
     model = read_model_file(options.model)
     plan = make_plan(model.n_layer, cuts)
-    common.check_json_target(options.json)
+    common.check_target(options.json, options.model, options.worker)
     settings = common.settings_of(options)
     program = common.worker_program(options)
     unsplit = options.check or options.speed_runs is not None
     with common.workers(
-        program, model.path, plan, settings, check=options.check, unsplit=unsplit, fault=fault
+        program,
+        model.path,
+        plan,
+        settings,
+        check=options.check,
+        unsplit=unsplit,
+        fault=fault,
+        timeout=options.timeout,
     ) as running:
         prompt = running.last.tokenize(options.prompt)
         common.require_room(settings, len(prompt), options.tokens)
@@ -116,7 +129,7 @@ def speed(running: Run, prompt: list[int], n_tokens: int, batch_size: int, runs:
         for pipeline, rates in ((fast, ours), (running.reference, theirs)):
             value = generate(pipeline, prompt, n_tokens, batch_size=batch_size).tokens_per_second
             if value is None:
-                raise CommandError("one token is too few to measure a speed: give --tokens 2 or more")
+                raise CommandError(_TOO_FEW)
             rates.append(value)
     split, unsplit = statistics.median(ours), statistics.median(theirs)
     return {
@@ -137,7 +150,7 @@ def verdict(compared: int, differing: int, steps: int) -> str:
         return f"{differing:,} of {compared:,} logits differ from the unsplit worker's"
     return (
         f"0 of {compared:,} logits differ in any bit from those of an unsplit worker "
-        f"of the same patched build ({steps} steps)"
+        f"of the same patched build ({steps} {'step' if steps == 1 else 'steps'})"
     )
 
 
@@ -157,7 +170,7 @@ def _report(result: dict[str, Any], generation: Generation) -> None:
     elif rate is not None:
         how = " with both codecs checked on every hop" if result["checked"] and result["hops"] else ""
         beside = f", unsplit {unsplit:.1f}" if unsplit is not None else ""
-        say(f"{generation.steps} tokens, {rate:.1f} tokens/s{how}{beside}")
+        say(f"{common.counted(generation.steps, 'token')}, {rate:.1f} tokens/s{how}{beside}")
 
 
 def _fault(options: argparse.Namespace) -> Fault | None:

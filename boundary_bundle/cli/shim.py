@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..places import shim_folder
-from .common import CommandError
+from .common import CommandError, file_name
 from .files import shown, write_file
 
 # Paths count from the place of the rule itself, so that it can be included from any folder.
@@ -37,7 +37,12 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--name", metavar="NAME", help="name of the files, without their endings (boundary_bundle)")
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="DIR", help="where to write them; made if it is not there"
+        "-o",
+        "--output",
+        type=file_name,
+        required=True,
+        metavar="DIR",
+        help="where to write them; made if it is not there",
     )
     parser.add_argument("--force", action="store_true", help="replace files that are there")
     parser.set_defaults(function=shim)

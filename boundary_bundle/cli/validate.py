@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 from ..bundle import Bundle
 from ..decoder import BundleReady, Decoder
 from ..encoder import encode_parts
 from ..errors import BundleError, failure
-from .common import CommandError
+from .common import CommandError, file_name
 from .files import add_file_options, bundle_json, error_json, print_json, read_file, shown
 
 
@@ -22,7 +21,7 @@ def add_command(commands: Any) -> None:
         description="Check files against the format, every byte of them. Exit status 0: all conform. 1: one does "
         "not. 2: one could not be read.",
     )
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="datastreams of one or more bundles")
+    parser.add_argument("files", type=file_name, nargs="+", metavar="FILE", help="datastreams of one or more bundles")
     parser.add_argument("--canonical", action="store_true", help="demand the canonical form too")
     parser.add_argument("--require-checksums", action="store_true", help="refuse bundles without payload checksums")
     add_file_options(parser)
