@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..places import shim_folder
-from .common import CommandError, file_name
+from .common import CommandError, check_target, file_name
 from .files import shown, write_file
 
 # Paths count from the place of the rule itself, so that it can be included from any folder.
@@ -77,6 +77,8 @@ def shim(options: argparse.Namespace) -> int:
         for file in files:
             if (folder / file).exists():
                 raise CommandError(f"cannot write {shown(folder / file)}: it is there already (--force replaces it)")
+    for file in files:
+        check_target(folder / file)
     for file, text in files.items():
         write_file(folder / file, [text.encode("utf-8")], replace=options.force)
         print(shown(folder / file))

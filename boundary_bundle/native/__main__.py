@@ -30,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         answer = _answer(options)
+        _print(answer, options.json)
     except NativeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -40,12 +41,17 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; the next run continues", file=sys.stderr)
         return 130
-    if options.json:
-        print(json.dumps(answer, indent=2, sort_keys=True))
-    else:
-        for name, value in answer.items():
-            print(f"{name}: {value}")
     return 0
+
+
+def _print(answer: dict[str, Any], as_json: bool) -> None:
+    lines = [f"{name}: {value}" for name, value in answer.items()]
+    try:
+        print(json.dumps(answer, indent=2, sort_keys=True) if as_json else "\n".join(lines), flush=True)
+    except OSError as error:
+        # Nothing more is to be written at the interpreter's end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise NativeError(f"cannot write standard output: {error.strerror}") from None
 
 
 def _answer(options: argparse.Namespace) -> dict[str, Any]:

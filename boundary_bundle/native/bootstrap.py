@@ -166,7 +166,13 @@ def _main(arguments: list[str]) -> int:
             for sentence in sentences:
                 _say(f"error: {sentence}")
             return 2
-        print(environment(Path(__file__).resolve().parents[2]))
+        found = environment(Path(__file__).resolve().parents[2])
+        try:
+            print(found, flush=True)
+        except OSError as error:
+            # Nothing more is to be written at the interpreter's end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise _Refusal(f"cannot write standard output: {error.strerror}") from None
         return 0
     _say(f"usage: {os.path.basename(__file__)} python [--no-build] | clean")
     return 2

@@ -64,6 +64,20 @@ def test_a_full_disk(command: list[str], tmp_path: Path) -> None:
     assert started(["validate", "/nonexistent"], "2>/dev/full")[0] == 2
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_while_setting_up(unbuffered: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >/dev/full', "sh", sys.executable, "-m", "boundary_bundle.native", "where"],
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    one_sentence((done.returncode, "", done.stderr), "cannot write standard output: No space left on device")
+
+
 @pytest.mark.shards
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 def test_a_full_disk_during_a_run(patched_build: NativeBuild, tiny: dict[str, Path], tmp_path: Path) -> None:
@@ -247,6 +261,14 @@ def test_a_prompt_of_bytes_from_the_shell(tiny: dict[str, Path]) -> None:
         ["fixtures", "--family", "all", "-o", "/nonexistent/x", "--worker", "/nonexistent"],
     ):
         one_sentence(started([*command, "--prompt", os.fsdecode(b"\xff")]), "the prompt is not UTF-8")
+
+
+def test_a_shim_is_written_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last of its files cannot be written: none is."""
+    (tmp_path / "boundary_bundle.mk").mkdir()
+    assert main(["shim", "-o", str(tmp_path), "--force"]) == 2
+    assert "it is a folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["boundary_bundle.mk"]
 
 
 def test_cuts_name_their_limits() -> None:
