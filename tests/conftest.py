@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,10 @@ import pytest
 
 from boundary_bundle.native import NativeBuild, build, ensure_model
 from boundary_bundle.shards import WorkerPool, tiny_models
+
+# A shell that starts this in the background ignores interrupts for it, and so for every command that a test starts and
+# interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A project of its own, run by test_wheel.py where the wheel is installed.
 collect_ignore = ["example_project"]

@@ -2,9 +2,8 @@
 
     python tests/run_all.py [ARGUMENTS FOR PYTEST]
 
-Real shards run by themselves, one test at a time, since their workers want the cores; beside them only the C codec's
-own tests, which are compiling most of the time. All other tests then share the cores. With arguments only pytest
-runs, once, with those.
+Real shards run by themselves, one test at a time, since their workers want the cores. All other tests share them.
+With arguments only pytest runs, once, with those.
 """
 
 from __future__ import annotations
@@ -48,23 +47,12 @@ def main() -> int:
             subprocess.run(transcript, cwd=ROOT, stdout=file, check=True)
 
         native = Step(
-            "C codec, this machine and others (beside the shards)",
+            "C codec, this machine and others",
             [make, "--no-print-directory", "-C", "native_shim", "test", "test-machines", f"VECTORS={vectors}"],
         )
-        output = Path(folder, "native")
-        begin = time.monotonic()
-        with output.open("wb") as file:
-            beside = subprocess.Popen(native.command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
         shards = Step("real shards", [*PYTEST, "-m", "shards"])
-        try:
-            run(shards)
-            native.status = beside.wait()
-            native.seconds = time.monotonic() - begin
-        finally:
-            if beside.poll() is None:
-                beside.terminate()
-                beside.wait()
-        print(f"\n== {native.name}\n{output.read_text(errors='replace')}", flush=True)
+        run(shards)
+        run(native)
 
     cores = str(min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
     others = Step("everything else", [*PYTEST, "-m", "not shards", "-n", cores, "--dist", "loadfile"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -266,8 +267,8 @@ def test_a_worker_killed_in_the_middle(
     assert process.returncode == 2, text
     assert text.count("\n") == 1, text
     assert "signal 9 (SIGKILL)" in text
-    assert "decode" in text
-    assert "shard [" in text
+    # The last shard also turns tokens into text; the signal may find it at that.
+    assert re.search(r"shard \[\d,\d\): (decode|detokenize): ", text), text
     assert _gone(workers)
     assert list(tmp_path.iterdir()) == []
 
