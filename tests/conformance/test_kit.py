@@ -417,6 +417,9 @@ def _template(language: str, out: Path) -> list[str]:
     tool = shutil.which(tools[language])
     if tool is None:
         pytest.skip(f"{tools[language]} is not on this machine")
+    # A launcher such as rustup's may be there with no toolchain behind it, in an empty home folder for one.
+    if language == "rust" and subprocess.run([tool, "--version"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("cargo has no toolchain here")
     if language == "python":
         return [tool, str(TEMPLATES / "template.py")]
     if language == "javascript":
