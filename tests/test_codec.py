@@ -1,7 +1,7 @@
 """Every check of the decoder and the encoder, with its name and offset.
 
-The bytes are made here, field by field, not by the encoder: what both of its halves
-misunderstand alike would otherwise pass. Each malformed input carries the step of
+The bytes are made field by field by the vectors' builder, not by the encoder: what both
+of its halves misunderstand alike would otherwise pass. Each malformed input carries the step of
 the specification's section 6 that it is to fail, and all its checksums are right
 unless the checksum is the point.
 """
@@ -42,135 +42,21 @@ from boundary_bundle import (
     encode,
     encode_parts,
 )
+from boundary_bundle.conformance.builder import (
+    END,
+    HEAD,
+    MAGIC,
+    attribute,
+    end,
+    fragment,
+    frame,
+    head,
+    record,
+    u64,
+)
 
-MAGIC = b"\x89BDB\r\n\x1a\n"
-HEAD, FRAGMENT, END = 0x81, 0x82, 0x83
 F64, F32, BF16, I32, U8, BOOL, Q8_0 = 1, 2, 4, 18, 24, 32, 64
 TEXT = (Path(__file__).parent.parent / "spec" / "boundary-bundle.md").read_text("utf-8")
-
-
-def frame(
-    kind: int,
-    body: bytes = b"",
-    a: int = 0,
-    b: int = 0,
-    *,
-    number: int = 7,
-    minor: int = 0,
-    major: int = 1,
-    magic: bytes = MAGIC,
-    flags: int = 0,
-    reserved: int = 0,
-    reserved_2: int = 0,
-    length: int | None = None,
-    body_crc: int | None = None,
-    header_crc: int | None = None,
-    padding: bytes | None = None,
-) -> bytes:
-    """One frame; any field can be given otherwise than it should be."""
-    covered = magic + struct.pack(
-        "<BBHHHQQQQIQ",
-        kind,
-        flags,
-        reserved,
-        major,
-        minor,
-        number,
-        len(body) if length is None else length,
-        a,
-        b,
-        crc32c(body) if body_crc is None else body_crc,
-        reserved_2,
-    )
-    crc = crc32c(covered) if header_crc is None else header_crc
-    return covered + struct.pack("<I", crc) + body + (bytes(-len(body) % 64) if padding is None else padding)
-
-
-def record(
-    name: bytes = b"x",
-    dims: Sequence[int] = (3,),
-    dtype: int = F32,
-    *,
-    order: int = 1,
-    axis: int = 255,
-    reserved: bytes = bytes(3),
-    rank: int | None = None,
-    name_length: int | None = None,
-    padding: bytes | None = None,
-) -> bytes:
-    """One tensor record: f32 [3] called x, 24 bytes, unless said otherwise."""
-    return (
-        struct.pack(
-            "<BBBBB3s",
-            dtype,
-            order,
-            len(dims) if rank is None else rank,
-            axis,
-            len(name) if name_length is None else name_length,
-            reserved,
-        )
-        + struct.pack(f"<{len(dims)}Q", *dims)
-        + name
-        + (bytes(-len(name) % 8) if padding is None else padding)
-    )
-
-
-def attribute(
-    key: int,
-    kind: int,
-    value: bytes,
-    *,
-    reserved: int = 0,
-    length: int | None = None,
-    padding: bytes | None = None,
-) -> bytes:
-    """One attribute record."""
-    return (
-        struct.pack("<HBBI", key, kind, reserved, len(value) if length is None else length)
-        + value
-        + (bytes(-len(value) % 8) if padding is None else padding)
-    )
-
-
-def u64(value: int) -> bytes:
-    return struct.pack("<Q", value)
-
-
-def head(
-    *records: bytes,
-    attributes: Sequence[bytes] = (),
-    flags: int = 0,
-    tensor_count: int | None = None,
-    attribute_count: int | None = None,
-    attribute_bytes: int | None = None,
-    fragment_size: int = 0,
-    reserved: int = 0,
-    **fields: Any,
-) -> bytes:
-    """A head frame over tensor and attribute records."""
-    block = b"".join(attributes)
-    body = (
-        struct.pack(
-            "<IIIIQQ",
-            flags,
-            len(records) if tensor_count is None else tensor_count,
-            len(attributes) if attribute_count is None else attribute_count,
-            len(block) if attribute_bytes is None else attribute_bytes,
-            fragment_size,
-            reserved,
-        )
-        + b"".join(records)
-        + block
-    )
-    return frame(HEAD, body, **fields)
-
-
-def fragment(body: bytes, tensor: int = 0, offset: int = 0, **fields: Any) -> bytes:
-    return frame(FRAGMENT, body, tensor, offset, **fields)
-
-
-def end(fragments: int = 0, payload_bytes: int = 0, **fields: Any) -> bytes:
-    return frame(END, b"", fragments, payload_bytes, **fields)
 
 
 F = fragment(bytes(12))
@@ -252,9 +138,9 @@ CASES = [
     case("B33", "repeat of the last", head(record()) + F + F, "fragment_order", 256 + 32, "cd"),
     case("B33", "tensors swapped", head(record(), record(b"y")) + fragment(bytes(12), 1), "fragment_order",
          192 + 32, "cd"),
-    case("B33", "before B34", head(record(dims=(32,)), fragment_size=64, flags=1)
+    case("B33", "before B34", head(record(dims=(32,)), fragment_size=64, head_flags=1)
          + fragment(bytes(64), 0, 64), "fragment_order", 128 + 32, "cd"),
-    case("B34", "checksum", head(record(), flags=1) + F, "payload_crc_present", 128 + 48),
+    case("B34", "checksum", head(record(), head_flags=1) + F, "payload_crc_present", 128 + 48),
     # ends
     case("B40", "body", head(record()) + frame(END, bytes(8), 9, 9), "body_length", 128 + 24),
     case("B41", "nothing came", head(record()) + end(0, 0), "fragment_missing", 128),
@@ -265,18 +151,18 @@ CASES = [
     case("B50", "lowered", head(record()) + frame(1, bytes(9)), "limit_extension_bytes", 128 + 24,
          limits=Limits(extension_bytes=8)),
     # Unit C
-    case("C1", "head", head(record(), flags=2, body_crc=1), "body_crc", 48),
-    case("C1", "head of a bundle without checksums", head(record(), flags=1, body_crc=0), "body_crc", 48),
+    case("C1", "head", head(record(), head_flags=2, body_crc=1), "body_crc", 48),
+    case("C1", "head of a bundle without checksums", head(record(), head_flags=1, body_crc=0), "body_crc", 48),
     case("C1", "fragment", head(record()) + fragment(bytes(12), body_crc=0, padding=b"\1" * 52), "body_crc", 176),
-    case("C1", "extension without checksums", head(flags=1) + frame(1, b"abc", body_crc=0), "body_crc", 128 + 48),
+    case("C1", "extension without checksums", head(head_flags=1) + frame(1, b"abc", body_crc=0), "body_crc", 128 + 48),
     case("C1", "empty extension", head() + frame(1, body_crc=1), "body_crc", 128 + 48),
     case("C1", "end", head() + end(body_crc=1), "body_crc", 128 + 48),
     case("C2", "first byte", head(record()) + fragment(bytes(12), padding=b"\1" + bytes(51)), "frame_padding", 204),
     case("C2", "last byte", head(record()) + fragment(bytes(12), padding=bytes(51) + b"\1"), "frame_padding", 255),
-    case("C2", "head, before D1", head(record(), flags=2, padding=bytes(3) + b"\x80" + bytes(4)), "frame_padding",
+    case("C2", "head, before D1", head(record(), head_flags=2, padding=bytes(3) + b"\x80" + bytes(4)), "frame_padding",
          64 + 59),
     case("C2", "extension", head() + frame(1, b"a", padding=b"\0\7" + bytes(61)), "frame_padding", 128 + 66),
-    case("C2", "without checksums", head(record(), flags=1) + fragment(bytes(12), body_crc=0, padding=b"\1" * 52),
+    case("C2", "without checksums", head(record(), head_flags=1) + fragment(bytes(12), body_crc=0, padding=b"\1" * 52),
          "frame_padding", 204),
     case("C3", "other bytes", SPLIT + FIRST + fragment(b"\1" * 64), "fragment_conflict", 256 + 64, "s"),
     case("C3", "one bit at the end", SPLIT + FIRST + SECOND + fragment(bytes(63) + b"\1", 0, 64),
@@ -286,10 +172,11 @@ CASES = [
     case("C4", "2", head(record(dtype=BOOL)) + fragment(b"\0\1\2"), "bool_value", 128 + 66),
     case("C4", "the first of two", head(record(dtype=BOOL)) + fragment(b"\0\xff\2"), "bool_value", 128 + 65),
     # Unit D, fixed part
-    case("D1", "flag 1", head(record(), flags=2, reserved=1), "unsupported_head_flag", Q),
-    case("D1", "flag 15", head(record(), flags=1 << 15), "unsupported_head_flag", Q),
-    case("D2", "insists", head(record(), flags=1, reserved=1), "checksums_required", Q, require_checksums=True),
-    case("D3", "reserved", head(reserved=1 << 56, tensor_count=300), "head_reserved", Q + 24),
+    case("D1", "flag 1", head(record(), head_flags=2, head_reserved=1), "unsupported_head_flag", Q),
+    case("D1", "flag 15", head(record(), head_flags=1 << 15), "unsupported_head_flag", Q),
+    case("D2", "insists", head(record(), head_flags=1, head_reserved=1), "checksums_required", Q,
+         require_checksums=True),
+    case("D3", "reserved", head(head_reserved=1 << 56, tensor_count=300), "head_reserved", Q + 24),
     case("D4", "257", head(tensor_count=257, attribute_bytes=2**32 - 1), "limit_tensors", Q + 4),
     case("D4", "lowered", BASE, "limit_tensors", Q + 4, limits=Limits(tensors=0)),
     case("D5", "65544", head(attribute_bytes=65_544), "limit_attribute_bytes", Q + 12),
@@ -448,7 +335,7 @@ def test_first_error_waits_for_its_unit() -> None:
     assert decoder.need == 1
     with pytest.raises(BundleError, match="header_crc"):
         decoder.feed(bad[63:64])
-    body = head(record(), flags=2)
+    body = head(record(), head_flags=2)
     decoder = Decoder()
     assert decoder.feed(body[:-1]) == []
     with pytest.raises(BundleError, match="unsupported_head_flag"):
@@ -535,7 +422,7 @@ def test_newer_minor_is_read() -> None:
     unknown = attribute(0x0123, 5, b"kept"), attribute(0x4001, 3, bytes.fromhex("010000000000f07f"))
     data = b"".join(
         (
-            head(record(), attributes=unknown, flags=0xFFFF0000, minor=1),
+            head(record(), attributes=unknown, head_flags=0xFFFF0000, minor=1),
             frame(0x7F, b"note", 1, 2, minor=1),
             fragment(bytes(12), minor=1, flags=0xF0),
             end(1, 12, minor=1),

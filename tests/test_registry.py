@@ -6,27 +6,15 @@ this codec, and a field that the layout puts somewhere else than the text says.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from spec_text import REGISTRY, TEXT, section
 
 from boundary_bundle import DTYPES, ERRORS, Limits, bundle, decoder, errors, layout
-
-SPEC = Path(__file__).parent.parent / "spec"
-REGISTRY: dict[str, Any] = json.loads((SPEC / "registry.json").read_text("utf-8"))
-TEXT = (SPEC / "boundary-bundle.md").read_text("utf-8")
-
-
-def section(title: str) -> str:
-    """The text from the heading that starts with ``title`` to the next heading."""
-    start = TEXT.index(f"\n{title}") + 1
-    body = TEXT.index("\n", start)
-    following = re.search(r"\n#+ ", TEXT[body:])
-    return TEXT[body : body + following.start()] if following else TEXT[body:]
 
 
 def rows(text: str) -> list[list[str]]:

@@ -6,28 +6,14 @@ text does not know, and an example that is no longer what an encoder writes.
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
+from spec_text import REGISTRY, SPEC, TEXT, section
 
 from boundary_bundle import encode
 from boundary_bundle.conformance import example
 from boundary_bundle.conformance.vectors import load
-
-SPEC = Path(__file__).parent.parent / "spec"
-TEXT = (SPEC / "boundary-bundle.md").read_text("utf-8")
-REGISTRY: dict[str, Any] = json.loads((SPEC / "registry.json").read_text("utf-8"))
-
-
-def section(title: str) -> str:
-    """The text from the heading that starts with ``title`` to the next heading."""
-    start = TEXT.index(f"\n{title}") + 1
-    body = TEXT.index("\n", start)
-    following = re.search(r"\n#+ ", TEXT[body:])
-    return TEXT[body : body + following.start()] if following else TEXT[body:]
 
 
 def rows(text: str) -> list[list[str]]:

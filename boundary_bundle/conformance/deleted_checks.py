@@ -147,15 +147,21 @@ def untouched(original: ModuleType) -> ModuleType:
     return compiled(original, Path(str(original.__file__)).read_text("utf-8"))
 
 
+def by_section() -> dict[str, list[Vector]]:
+    """The vectors by the section that they name."""
+    found: dict[str, list[Vector]] = {}
+    for vector in load():
+        found.setdefault(vector.section, []).append(vector)
+    return found
+
+
 def table() -> list[Row]:
     """One row a mutant, in the order of the source."""
-    by_section: dict[str, list[Vector]] = {}
-    for vector in load():
-        by_section.setdefault(vector.section, []).append(vector)
+    vectors = by_section()
     rows = []
     for original in (decoder_module, contract_module):
         for mutant in mutants(original):
-            asked = by_section.get(mutant.section, [])
+            asked = vectors.get(mutant.section, [])
             caught = tuple(vector.id for vector in asked if notices(vector, mutant.module))
             rows.append(Row(mutant.step, mutant.condition, mutant.line, len(asked), caught))
     rows.sort(key=lambda row: (not _STEP.match(f"# {row.step}"), row.step[0], int(re.sub(r"\D", "", row.step) or 0)))

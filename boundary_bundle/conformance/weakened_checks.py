@@ -20,7 +20,7 @@ from typing import Any, Final
 from .. import contract as contract_module
 from .. import decoder as decoder_module
 from . import check, deleted_checks
-from .vectors import Vector, load
+from .vectors import Vector
 
 
 @dataclass(frozen=True)
@@ -215,14 +215,12 @@ def notices(vector: Vector, module: ModuleType) -> bool:
 
 def table() -> list[Row]:
     """One row a weakening, in the order of the lists."""
-    by_section: dict[str, list[Vector]] = {}
-    for vector in load():
-        by_section.setdefault(vector.section, []).append(vector)
+    vectors = deleted_checks.by_section()
     rows = []
     for original, weakenings in ((decoder_module, DECODER), (contract_module, CONTRACT)):
         for one in weakenings:
             module = weakened(original, one)
-            asked = by_section.get(one.section, [])
+            asked = vectors.get(one.section, [])
             caught = tuple(vector.id for vector in asked if notices(vector, module))
             rows.append(Row(one.section, one.right, one.wrong, len(asked), caught))
     return rows
