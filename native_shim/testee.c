@@ -4,12 +4,21 @@
  *     make testee
  *     boundary-bundle conformance -- native_shim/build/testee
  *
+ * With -DBB_IN_LIBLLAMA the codec is the one inside the patched libllama, by that
+ * library's own header (boundary_bundle/native/build.py builds it so).
+ *
  * Lines of JSON in, lines of JSON out. The reader below is enough for the
  * requests of the kit: a whole line is parsed in place into nodes.
  *
  * SPDX-License-Identifier: MIT
  */
+#ifdef BB_IN_LIBLLAMA
+#include "boundary-bundle.h"
+#define TESTEE_NAME "boundary_bundle.c in libllama"
+#else
 #include "boundary_bundle.h"
+#define TESTEE_NAME "boundary_bundle.c"
+#endif
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -667,7 +676,7 @@ static void encode(const json *j, const node *request, const bb_config *config, 
 }
 
 static void hello(text *out) {
-    put(out, ",\"protocol\":1,\"name\":\"boundary_bundle.c\",\"language\":\"C\",\"version\":\"ABI ");
+    put(out, ",\"protocol\":1,\"name\":\"" TESTEE_NAME "\",\"language\":\"C\",\"version\":\"ABI ");
     put_u64(out, bb_abi_version());
     put(out, "\",\"classes\":[\"one\",\"core\",\"stream\"],\"address_bits\":");
     put_u64(out, 8 * sizeof(void *));

@@ -64,6 +64,7 @@ class Program:
 
 
 WORKER = "shard_worker"
+TESTEE = "testee"
 
 WORKER_SOURCES = (
     "shard_worker.cpp",
@@ -81,6 +82,8 @@ PROGRAMS: tuple[Program, ...] = (
     Program(WORKER, "unpatched", WORKER_SOURCES, ("BB_UNPATCHED",)),
     Program("two_shards", "patched", ("examples/two_shards.c", "boundary_bundle.c")),
     Program("partial_model", "patched", ("tests/partial_model.c",)),
+    # Without boundary_bundle.c: the codec is the library's.
+    Program(TESTEE, "patched", ("testee.c",), ("BB_IN_LIBLLAMA",)),
 )
 
 # Relative to the tree. src/ is for llama-boundary.h, vendor/ for the JSON library that llama.cpp ships.
