@@ -1,6 +1,6 @@
 """The command line: one module a command.
 
-``run``, ``demo``, ``describe``, ``fixtures`` drive models; ``inspect``, ``validate``, ``diff``, ``convert`` take files;
+``run``, ``demo``, ``describe``, ``strip``, ``fixtures`` drive models; ``inspect``, ``validate``, ``diff``, ``convert`` take files;
 ``conformance`` checks codecs.
 
 Exit status 0: done, or yes. 1: no, such as a logit that differs from the unsplit run's, or an invalid file.
@@ -33,14 +33,41 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     # Here and not above: they load for a while, and a Ctrl-C in that time is to be answered like any other.
-    from . import completion, conformance, convert, demo, describe, diff, fixtures, inspect, manual, run, shim, validate
+    from . import (
+        completion,
+        conformance,
+        convert,
+        demo,
+        describe,
+        diff,
+        fixtures,
+        inspect,
+        manual,
+        run,
+        shim,
+        strip,
+        validate,
+    )
 
     parser = _Parser(
         prog="boundary-bundle",
         description="Run one model split by layers over several processes; look at what passes between them.",
     )
     commands: Any = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (run, demo, describe, fixtures, inspect, validate, diff, convert, shim, conformance, completion):
+    for module in (
+        run,
+        demo,
+        describe,
+        strip,
+        fixtures,
+        inspect,
+        validate,
+        diff,
+        convert,
+        shim,
+        conformance,
+        completion,
+    ):
         module.add_command(commands)
     manual.complete(parser, commands)
     return parser

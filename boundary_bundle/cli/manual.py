@@ -55,7 +55,24 @@ PAGES: Final[dict[str, Page]] = {
             ("every tensor of it, for programs", "boundary-bundle describe --model m.gguf --range 10:20 --json"),
         ),
         (_DRIVEN, _CACHE),
-        ("run",),
+        ("run", "strip"),
+    ),
+    "strip": Page(
+        (
+            (
+                "the middle third of a model as a file of its own",
+                "boundary-bundle strip --model m.gguf --range 10:20 -o m-10-20.gguf",
+            ),
+        ),
+        (
+            (
+                "the file",
+                "It holds the tensors of the range and the metadata of the whole model, with the whole model's tensor "
+                "table among it (boundary_bundle.tensors.*). A worker loads it for this range or a part of it.",
+            ),
+            _CACHE,
+        ),
+        ("describe",),
     ),
     "fixtures": Page(
         (
@@ -157,7 +174,7 @@ PAGES: Final[dict[str, Page]] = {
 }
 
 _MAIN: Final = """\
-commands on models:  run, demo, describe, fixtures
+commands on models:  run, demo, describe, strip, fixtures
 commands on files:   inspect, validate, diff, convert
 for implementers:    conformance, shim
 for shells:          completion
