@@ -112,7 +112,7 @@ def strip(path: Path, layers: tuple[int, int], n_layer: int, owned: Iterable[tup
         yield start + bytes(-len(start) % alignment)
         for reader, tensor in chosen:
             size = int(tensor.n_bytes)
-            yield memoryview(reader.data)[tensor.data_offset : tensor.data_offset + size]
+            yield reader.data[tensor.data_offset : tensor.data_offset + size].data
             yield bytes(-size % alignment)
 
     return Stripped(parts(), len(chosen), sum(int(tensor.n_bytes) for _, tensor in chosen))
