@@ -664,7 +664,7 @@ size_t bb_error_format(const bb_error *e, char *dst, size_t cap) {
         put_number(&w, e->code < 0 ? (uint64_t)(-(int64_t)e->code) : (uint64_t)e->code, 10);
         put_text(&w, "): ");
         put_text(&w, bb_error_meaning(e->code));
-        if (e->code >= BB_TRUNCATED) {
+        if (e->code >= BB_TRUNCATED && e->code < BB_CONTRACT_ATTRIBUTE) {
             put_text(&w, ", at byte ");
             put_number(&w, e->offset, 10);
             put_text(&w, " in the frame at ");
@@ -673,15 +673,29 @@ size_t bb_error_format(const bb_error *e, char *dst, size_t cap) {
         if (e->tensor >= 0) {
             put_text(&w, ", tensor ");
             put_number(&w, (uint64_t)e->tensor, 10);
+        } else if (e->code == BB_CONTRACT_MISSING) { /* the bundle has none of that name */
+            put_text(&w, ", tensor");
         } else if (e->name[0] != '\0') {
             put_text(&w, ", attribute");
+        } else if (e->code == BB_CONTRACT_ATTRIBUTE) { /* not registered */
+            put_text(&w, ", attribute ");
+            put_value(&w, e->expected, true);
         }
         if (e->name[0] != '\0') {
             put_text(&w, " \"");
             put_text(&w, e->name);
             put_byte(&w, '"');
         }
-        if (e->field != NULL) {
+        if (e->expected_text[0] != '\0') {
+            if (e->field != NULL) {
+                put_text(&w, ", field ");
+                put_text(&w, e->field);
+            }
+            put_text(&w, ": expected ");
+            put_text(&w, e->expected_text);
+            put_text(&w, ", found ");
+            put_text(&w, e->found_text);
+        } else if (e->field != NULL) {
             bool hex = e->code == BB_HEADER_CRC || e->code == BB_BODY_CRC || e->code == BB_PAYLOAD_CRC_PRESENT;
             put_text(&w, ", field ");
             put_text(&w, e->field);
@@ -1984,6 +1998,121 @@ BB_COLD static int fail_rule(int code, int32_t tensor, const char *name, const c
     return code;
 }
 
+/* The two sides of a contract error as text. They are zeros before, so what fits
+ * is NUL-terminated. */
+static writer expected_text(bb_error *e) {
+    writer w = {e->expected_text, sizeof e->expected_text, 0};
+    return w;
+}
+
+static writer found_text(bb_error *e) {
+    writer w = {e->found_text, sizeof e->found_text, 0};
+    return w;
+}
+
+static void put_quoted(writer *w, const char *s) {
+    put_byte(w, '"');
+    put_text(w, s);
+    put_byte(w, '"');
+}
+
+#define TEXT_SHOWN 48 /* bytes of a text, and of other bytes, that a sentence has */
+#define BYTES_SHOWN 8
+
+static void put_attr(writer *w, const bb_attr *a) {
+    const uint8_t *p = (const uint8_t *)a->value;
+    uint32_t shown = a->type == BB_ATTR_TEXT ? TEXT_SHOWN : BYTES_SHOWN, i;
+    if (a->type == BB_ATTR_U64) {
+        put_number(w, a->u64, 10);
+    } else if (a->type == BB_ATTR_I64) {
+        bool negative = a->u64 >> 63 != 0;
+        put_text(w, negative ? "-" : "");
+        put_number(w, negative ? 0 - a->u64 : a->u64, 10);
+    } else if (a->type == BB_ATTR_F64) {
+        put_text(w, "the bits ");
+        put_value(w, a->u64, true);
+    } else {
+        put_text(w, a->type == BB_ATTR_TEXT ? "\"" : a->length == 0 ? "no bytes" : "");
+        for (i = 0; i < a->length && i < shown; i++) {
+            if (a->type == BB_ATTR_TEXT) {
+                put_byte(w, p[i] >= 0x20 && p[i] <= 0x7E ? (char)p[i] : '?');
+            } else {
+                put_byte(w, "0123456789abcdef"[p[i] >> 4]);
+                put_byte(w, "0123456789abcdef"[p[i] & 15]);
+            }
+        }
+        put_text(w, a->length > shown ? ".." : "");
+        put_text(w, a->type == BB_ATTR_TEXT ? "\"" : "");
+    }
+}
+
+BB_COLD static int fail_demand(const bb_contract_attr *rule, const bb_bundle *b, bb_error *e) {
+    static const char *const types[] = {"u64 ", "i64 ", "f64 ", "bytes ", "text "};
+    const bb_attr *want = &rule->attr;
+    bb_attr found;
+    bool present = bb_attr_find(b, want->key, &found) >= 0, typed = rule->any || (present && found.type != want->type);
+    fail_rule(BB_CONTRACT_ATTRIBUTE, -1, bb_attr_key_name(want->key), NULL, want->key, present ? want->key : 0, e);
+    if (e != NULL && want->type >= BB_ATTR_U64 && want->type <= BB_ATTR_TEXT) {
+        writer x = expected_text(e), y = found_text(e);
+        put_text(&x, rule->any ? "any " : "");
+        put_text(&x, typed ? types[want->type - 1] : "");
+        if (rule->any) {
+            put_text(&x, "value");
+        } else if (want->value != NULL || want->length == 0 || want->type <= BB_ATTR_F64) {
+            put_attr(&x, want);
+        }
+        if (present) {
+            put_text(&y, typed ? types[found.type - 1] : "");
+            put_attr(&y, &found);
+        } else {
+            put_text(&y, "absent");
+        }
+    }
+    return BB_CONTRACT_ATTRIBUTE;
+}
+
+BB_COLD static int fail_dtype(uint32_t tensor, const bb_contract_tensor *rule, unsigned dtype, bb_error *e) {
+    fail_rule(BB_CONTRACT_DTYPE, (int32_t)tensor, rule->name, "dtype", rule->dtype, dtype, e);
+    if (e != NULL && bb_dtype_name(rule->dtype) != NULL) {
+        writer x = expected_text(e), y = found_text(e);
+        put_text(&x, bb_dtype_name(rule->dtype));
+        put_text(&y, bb_dtype_name(dtype)); /* the decoder knows it */
+    }
+    return BB_CONTRACT_DTYPE;
+}
+
+/* `sum` as sum_of has it; `valued`: every symbol of it has a value. */
+BB_COLD static int fail_dim(uint32_t tensor, const bb_contract_tensor *rule, unsigned k, uint64_t sum, bool valued,
+                            uint64_t dim, bb_error *e) {
+    static const char *const fields[BB_MAX_RANK] = {"dims[0]", "dims[1]", "dims[2]", "dims[3]",
+                                                    "dims[4]", "dims[5]", "dims[6]", "dims[7]"};
+    fail_rule(BB_CONTRACT_SHAPE, (int32_t)tensor, rule->name, fields[k], sum, dim, e);
+    if (e != NULL && sum == UINT64_MAX) {
+        writer x = expected_text(e), y = found_text(e);
+        put_text(&x, valued ? "a sum that no dimension can be" : "a sum with a symbol that got no value");
+        put_number(&y, dim, 10);
+    }
+    return BB_CONTRACT_SHAPE;
+}
+
+BB_COLD static int fail_axis(uint32_t tensor, const bb_contract_tensor *rule, unsigned axis, bb_error *e) {
+    fail_rule(BB_CONTRACT_TOKEN_AXIS, (int32_t)tensor, rule->name, "token_axis", rule->token_axis, axis, e);
+    if (e != NULL) {
+        unsigned sides[2], i;
+        sides[0] = rule->token_axis;
+        sides[1] = axis;
+        for (i = 0; i < 2; i++) {
+            writer w = i == 0 ? expected_text(e) : found_text(e);
+            if (sides[i] == BB_NO_TOKEN_AXIS) {
+                put_text(&w, "none");
+            } else {
+                put_number(&w, sides[i], 10);
+            }
+        }
+    }
+    return BB_CONTRACT_TOKEN_AXIS;
+}
+
 static bool same_text(const char *a, const char *b) {
     while (*a != '\0' && *a == *b) {
         a++;
@@ -1996,11 +2125,6 @@ static bool same_text(const char *a, const char *b) {
 BB_COLD static int fail_names(const bb_contract *c, const bb_bundle *b, bb_error *e) {
     uint32_t i, k;
     bb_tensor t;
-    for (i = 0; i < c->tensor_count; i++) {
-        if (c->tensors[i].name == NULL) {
-            return fail(e, BB_E_ARGUMENT, 0, "contract", 0, 0);
-        }
-    }
     for (i = 0; i < c->tensor_count; i++) {
         /* contract_missing */
         if (bb_tensor_find(b, c->tensors[i].name, NULL) < 0) {
@@ -2020,10 +2144,102 @@ BB_COLD static int fail_names(const bb_contract *c, const bb_bundle *b, bb_error
         bb_tensor_at(b, i, &t);
         /* contract_order */
         if (!same_text(c->tensors[i].name, t.name)) {
-            return fail_rule(BB_CONTRACT_ORDER, (int32_t)i, t.name, NULL, 0, 0, e);
+            fail_rule(BB_CONTRACT_ORDER, (int32_t)i, t.name, NULL, 0, 0, e);
+            if (e != NULL) {
+                writer x = expected_text(e), y = found_text(e);
+                put_quoted(&x, c->tensors[i].name);
+                put_quoted(&y, t.name);
+            }
+            return BB_CONTRACT_ORDER;
         }
     }
-    return fail(e, BB_E_ARGUMENT, 0, "contract", 0, 0); /* it has a name twice */
+    return fail(e, BB_E_ARGUMENT, 0, "bundle", 0, 0); /* it has a name twice: no decoder made it */
+}
+
+/* A contract that is none (5.3): what is wrong with it, and in which tensor. */
+BB_COLD static int no_contract(bb_error *e, int32_t tensor, const char *name, const char *field, const char *expected,
+                               const char *found) {
+    fail_rule(BB_E_ARGUMENT, tensor, name, field, 0, 0, e);
+    if (e != NULL) {
+        writer x = expected_text(e), y = found_text(e);
+        put_text(&x, expected);
+        put_text(&y, found);
+    }
+    return BB_E_ARGUMENT;
+}
+
+/* What a bundle cannot show by keeping the contract: the order of attributes, and
+ * that every symbol stands alone somewhere, or is `tokens` where n_tokens is
+ * demanded. */
+static int check_demands(const bb_contract *c, bb_error *e) {
+    uint64_t alone = 0, used = 0;
+    uint32_t i;
+    unsigned k;
+    for (i = 0; i < c->attr_count; i++) {
+        uint16_t key = c->attrs[i].attr.key;
+        if (i > 0 && key <= c->attrs[i - 1].attr.key) {
+            return no_contract(e, -1, bb_attr_key_name(key), "attrs", "ascending keys",
+                               "one that is not above the one before");
+        }
+        if (key == BB_KEY_CONTRACT_FINGERPRINT) {
+            return no_contract(e, -1, bb_attr_key_name(key), "attrs", "no value that is made from the contract", "one");
+        }
+        alone |= key == BB_KEY_N_TOKENS ? BB_SYMBOL_TOKENS : 0;
+    }
+    for (i = 0; i < c->tensor_count; i++) {
+        const bb_contract_tensor *rule = &c->tensors[i];
+        for (k = 0; k < rule->rank && k < BB_MAX_RANK; k++) {
+            uint64_t mask = rule->dims[k].symbols;
+            used |= mask;
+            alone |= (mask & (mask - 1)) == 0 && rule->dims[k].number == 0 ? mask : 0;
+        }
+    }
+    if ((used & ~alone) != 0) {
+        return no_contract(e, -1, NULL, "dims", "symbols that each stand alone in a dimension", "one that does not");
+    }
+    return BB_OK;
+}
+
+/* The rest, which is true of a contract that a bundle keeps: names that are some
+ * and of which none stands twice, dtypes, ranks, axes and numbers. */
+BB_COLD static int check_rules(const bb_contract *c, bb_error *e) {
+    uint32_t i, k;
+    for (i = 0; i < c->attr_count; i++) {
+        const bb_attr *a = &c->attrs[i].attr;
+        if (a->type < BB_ATTR_U64 || a->type > BB_ATTR_TEXT ||
+            (!c->attrs[i].any && a->type > BB_ATTR_F64 && a->value == NULL && a->length != 0)) {
+            return no_contract(e, -1, bb_attr_key_name(a->key), "attrs", "a type and a value", "one without");
+        }
+    }
+    for (i = 0; i < c->tensor_count; i++) {
+        const bb_contract_tensor *rule = &c->tensors[i];
+        const char *name = rule->name;
+        for (k = 0; name != NULL && k <= BB_MAX_NAME && name_byte((uint8_t)name[k]); k++) {
+        }
+        if (name == NULL || k == 0 || k > BB_MAX_NAME || name[k] != '\0') {
+            return no_contract(e, (int32_t)i, NULL, "name", "1 to 63 letters, digits, \". _ - /\"", "something else");
+        }
+        for (k = 0; k < i && !same_text(c->tensors[k].name, name); k++) {
+        }
+        if (k < i) {
+            return no_contract(e, (int32_t)i, name, "name", "no name twice", "that of an earlier tensor");
+        }
+        if (bb_dtype_name(rule->dtype) == NULL) {
+            return no_contract(e, (int32_t)i, name, "dtype", "a registered code", "another");
+        }
+        if (rule->rank > BB_MAX_RANK) {
+            return no_contract(e, (int32_t)i, name, "rank", "0 to 8", "more");
+        }
+        if (rule->token_axis != BB_NO_TOKEN_AXIS && rule->token_axis >= rule->rank) {
+            return no_contract(e, (int32_t)i, name, "token_axis", "255, or less than the rank", "another");
+        }
+        for (k = 0; k < rule->rank; k++) {
+            if (rule->dims[k].number > MOST_DIMENSION) {
+                return no_contract(e, (int32_t)i, name, "dims", "a number of at most 2^63 - 1", "more");
+            }
+        }
+    }
+    return BB_OK;
 }
 
 /* What the symbols stand for; those without a value are not in `known`. */
@@ -2033,16 +2249,15 @@ typedef struct symbols {
 } symbols;
 
 /* The first dimension in which a symbol stands alone, and which the bundle's
- * tensor has, gives its value. False if a symbol stands alone nowhere. */
-static bool bind_symbols(const bb_contract *c, const bb_bundle *b, symbols *s) {
-    uint64_t alone = 0, used = 0;
+ * tensor has, gives its value. */
+static void bind_symbols(const bb_contract *c, const bb_bundle *b, symbols *s) {
     bb_attr tokens;
     bb_cursor at;
     uint32_t i;
     unsigned k, n;
     s->known = 0;
     if (bb_attr_find(b, BB_KEY_N_TOKENS, &tokens) >= 0) {
-        alone = s->known = BB_SYMBOL_TOKENS;
+        s->known = BB_SYMBOL_TOKENS;
         s->value[0] = tokens.u64;
     }
     memset(&at, 0, sizeof at);
@@ -2053,11 +2268,9 @@ static bool bind_symbols(const bb_contract *c, const bb_bundle *b, symbols *s) {
         r = b->priv.base + at.record;
         for (k = 0; k < rule->rank && k < BB_MAX_RANK; k++) {
             uint64_t mask = rule->dims[k].symbols;
-            used |= mask;
             if (mask == 0 || (mask & (mask - 1)) != 0 || rule->dims[k].number != 0) {
                 continue;
             }
-            alone |= mask;
             if (k < r[2] && (mask & s->known) == 0) {
                 for (n = 0; mask >> n != 1; n++) {
                 }
@@ -2066,7 +2279,6 @@ static bool bind_symbols(const bb_contract *c, const bb_bundle *b, symbols *s) {
             }
         }
     }
-    return (used & ~alone) == 0;
 }
 
 /* UINT64_MAX, which no dimension is, for a sum that does not fit or has a symbol
@@ -2085,27 +2297,15 @@ static uint64_t sum_of(const bb_contract_dim *d, const symbols *s) {
     return sum;
 }
 
-int bb_contract_compare(const bb_contract *c, const bb_bundle *b, bb_error *e) {
+static int compare(const bb_contract *c, const bb_bundle *b, bb_error *e) {
     symbols s;
     bb_cursor at;
     uint32_t i, k;
     bool same;
-    if (c == NULL || b == NULL || b->priv.base == NULL || (c->attrs == NULL && c->attr_count != 0) ||
-        (c->tensors == NULL && c->tensor_count != 0)) {
-        return fail(e, BB_E_ARGUMENT, 0, "contract", 0, 0);
-    }
     for (i = 0; i < c->attr_count; i++) {
-        const bb_contract_attr *rule = &c->attrs[i];
-        if (i > 0 && rule->attr.key <= rule[-1].attr.key) {
-            return fail(e, BB_E_ARGUMENT, 0, "attrs", (uint64_t)rule[-1].attr.key + 1, rule->attr.key);
-        }
-        if (rule->attr.key == BB_KEY_CONTRACT_FINGERPRINT) { /* it is made from a contract */
-            return fail(e, BB_E_ARGUMENT, 0, "attrs", 0, rule->attr.key);
-        }
         /* contract_attribute */
-        if (!attr_holds(rule, b)) {
-            return fail_rule(BB_CONTRACT_ATTRIBUTE, -1, bb_attr_key_name(rule->attr.key), "key", rule->attr.key,
-                             bb_attr_find(b, rule->attr.key, NULL) >= 0 ? rule->attr.key : 0, e);
+        if (!attr_holds(&c->attrs[i], b)) {
+            return fail_demand(&c->attrs[i], b, e);
         }
     }
     same = c->tensor_count == b->tensor_count;
@@ -2118,11 +2318,10 @@ int bb_contract_compare(const bb_contract *c, const bb_bundle *b, bb_error *e) {
                text_is(c->tensors[i].name, r + RECORD_FIXED + 8 * (size_t)r[2], r[4]);
     }
     if (!same) {
-        return fail_names(c, b, e);
+        int r = check_rules(c, e); /* first: names that are some */
+        return r != BB_OK ? r : fail_names(c, b, e);
     }
-    if (!bind_symbols(c, b, &s)) {
-        return fail(e, BB_E_ARGUMENT, 0, "contract", 0, 0);
-    }
+    bind_symbols(c, b, &s);
     for (i = 0; i < b->tensor_count; i++) {
         const bb_contract_tensor *rule = &c->tensors[i];
         const uint8_t *r;
@@ -2130,7 +2329,7 @@ int bb_contract_compare(const bb_contract *c, const bb_bundle *b, bb_error *e) {
         r = b->priv.base + at.record;
         /* contract_dtype */
         if (r[0] != rule->dtype) {
-            return fail_rule(BB_CONTRACT_DTYPE, (int32_t)i, rule->name, "dtype", rule->dtype, r[0], e);
+            return fail_dtype(i, rule, r[0], e);
         }
         /* contract_shape */
         if (r[2] != rule->rank) {
@@ -2140,15 +2339,32 @@ int bb_contract_compare(const bb_contract *c, const bb_bundle *b, bb_error *e) {
             uint64_t dim = load64(r + RECORD_FIXED + 8 * (size_t)k), sum = sum_of(&rule->dims[k], &s);
             /* contract_shape */
             if (sum != dim) {
-                return fail_rule(BB_CONTRACT_SHAPE, (int32_t)i, rule->name, "dims", sum, dim, e);
+                return fail_dim(i, rule, k, sum, (rule->dims[k].symbols & ~s.known) == 0, dim, e);
             }
         }
         /* contract_token_axis */
         if (r[3] != rule->token_axis) {
-            return fail_rule(BB_CONTRACT_TOKEN_AXIS, (int32_t)i, rule->name, "token_axis", rule->token_axis, r[3], e);
+            return fail_axis(i, rule, r[3], e);
         }
     }
     return BB_OK;
+}
+
+int bb_contract_compare(const bb_contract *c, const bb_bundle *b, bb_error *e) {
+    int r;
+    if (c == NULL || b == NULL || b->priv.base == NULL || (c->attrs == NULL && c->attr_count != 0) ||
+        (c->tensors == NULL && c->tensor_count != 0)) {
+        return fail(e, BB_E_ARGUMENT, 0, "contract", 0, 0);
+    }
+    r = check_demands(c, e);
+    if (r == BB_OK) {
+        r = compare(c, b, e);
+        /* Is it the bundle, or the contract? */
+        if (r > BB_OK && check_rules(c, e) != BB_OK) {
+            r = BB_E_ARGUMENT;
+        }
+    }
+    return r;
 }
 
 /* ---- encoding ------------------------------------------------------------ */

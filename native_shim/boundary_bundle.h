@@ -21,7 +21,7 @@
 
 /* Changes when a struct, an enum or a signature of this header changes.
  * Not the format's version. */
-#define BB_ABI_VERSION 2
+#define BB_ABI_VERSION 3
 
 /* The format's version that the codec knows. */
 #define BB_MAJOR 1
@@ -178,6 +178,8 @@ typedef struct bb_error {
     uint64_t expected; /* what the field should hold; with a limit error the limit */
     uint64_t found;    /* what it holds */
     uint64_t frame;    /* offset of the frame concerned */
+    char expected_text[72]; /* what the sentence says where two numbers would not do: */
+    char found_text[72];    /* a contract's f32 and f16, 2 and absent; else "" */
 } bb_error;
 
 BB_API const char *bb_error_name(int code);    /* stable name, e.g. "body_crc"; "unknown" otherwise */
@@ -463,9 +465,13 @@ typedef struct bb_contract {
 } bb_contract;
 
 /* Compares a bundle, or its head alone, with a contract, as sections 5.3 and 6
- * say. BB_OK, BB_CONTRACT_*, or BB_E_ARGUMENT for a contract that is none. The
- * error has no offset; it names the tensor, or the attribute if its key is
- * registered (its key is in error->expected). */
+ * say. BB_OK, BB_CONTRACT_*, or BB_E_ARGUMENT for a contract that is none,
+ * whatever the bundle: a name twice, a symbol that stands alone nowhere. The
+ * error has no offset. It names the tensor, or the attribute if its key is
+ * registered (its key is in error->expected). What was expected and found is in
+ * expected_text and found_text for attributes (values; of bytes the first 8, of
+ * text the first 48), dtypes, token axes and the names at a place, in the two
+ * numbers for ranks and dimensions. */
 BB_API int bb_contract_compare(const bb_contract *contract, const bb_bundle *bundle, bb_error *error);
 
 /* ---- decoding a stream --------------------------------------------------- */

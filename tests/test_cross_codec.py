@@ -159,6 +159,8 @@ class CError(Structure):
         ("expected", c_uint64),
         ("found", c_uint64),
         ("frame", c_uint64),
+        ("expected_text", c_char * 72),
+        ("found_text", c_char * 72),
     ]
 
 

@@ -1480,6 +1480,7 @@ static void test_prepared(const bb_config *c) {
     context = "";
 }
 
+#define LONGEST "a23456789b123456789c123456789d123456789e123456789f1234567890123"
 #define TOKENS BB_SYMBOL_TOKENS
 #define MEMBERS ((uint64_t)1 << 40)
 #define ROWS ((uint64_t)1 << 63)
@@ -1504,7 +1505,7 @@ static void test_contract(const bb_config *c) {
     bb_contract_tensor rules[4];
     bb_contract_attr wanted[3];
     bb_contract k;
-    int round;
+    int round, other;
     enum { N = 5 };
 #define COMPARE(change, result, which, what) \
     do { \
@@ -1566,10 +1567,10 @@ static void test_contract(const bb_config *c) {
         /* attributes before names, a lower key first */
         COMPARE(a[0].value = "mamba"; a[1].u64 = 1; strcpy(t[0].name, "x"), BB_CONTRACT_ATTRIBUTE, -1, "architecture");
         COMPARE(rules[3].name = "absent", BB_CONTRACT_MISSING, -1, "absent");
-        COMPARE(rules[3].name = "absent"; rules[2].name = "absent, too", BB_CONTRACT_MISSING, -1, "absent, too");
+        COMPARE(rules[3].name = "absent"; rules[2].name = "absent_too", BB_CONTRACT_MISSING, -1, "absent_too");
         COMPARE(now.tensor_count = 3, BB_CONTRACT_MISSING, -1, "more");
         COMPARE(k.tensor_count = 2, BB_CONTRACT_EXTRA, 2, "seq_ids");
-        COMPARE(rules[0] = rules[2]; k.tensor_count = 3, BB_CONTRACT_EXTRA, 0, "seq_offsets");
+        COMPARE(k.tensors = rules + 1; k.tensor_count = 3, BB_CONTRACT_EXTRA, 0, "seq_offsets");
         COMPARE(rules[3] = rules[2]; rules[2] = rules[1]; rules[1] = rules[3]; k.tensor_count = 3;
                 now.tensor_count = 3, BB_CONTRACT_ORDER, 1, "residual");
         COMPARE(t[1].dtype = BB_I32; t[1].rank = 1, BB_CONTRACT_DTYPE, 1, "residual");
@@ -1600,14 +1601,150 @@ static void test_contract(const bb_config *c) {
         /* A sum does not wrap. */
         COMPARE(now.tensor_count = k.tensor_count = 1; now.attr_count = k.attr_count = 3; a[2].u64 = UINT64_MAX;
                 t[0].dims[0] = 0, BB_CONTRACT_SHAPE, 0, "seq_offsets");
-        COMPARE(rules[2].dims[0].symbols = 2, BB_E_ARGUMENT, -1, ""); /* MEMBERS stands alone nowhere */
-        COMPARE(rules[3].dims[0].number = UINT64_MAX, BB_CONTRACT_SHAPE, 3, "more");
-        COMPARE(wanted[1].attr.key = 2, BB_E_ARGUMENT, -1, "");
-        COMPARE(wanted[1].attr.key = BB_KEY_CONTRACT_FINGERPRINT, BB_E_ARGUMENT, -1, "");
+        COMPARE(rules[3].dims[0].number = INT64_MAX, BB_CONTRACT_SHAPE, 3, "more");
         COMPARE(k.tensor_count = 0; now.tensor_count = 0; k.attr_count = 0, BB_OK, 0, "");
-        COMPARE(rules[1].name = NULL, BB_E_ARGUMENT, -1, "");
+        /* No contracts, whatever the bundle: one that differs in its first attribute, too. */
+        for (other = 0; other < 2; other++) {
+#define NONE(change, which, what) COMPARE(a[0].value = other ? "mamba" : "llama"; change, BB_E_ARGUMENT, which, what)
+            NONE(rules[2].dims[0].symbols = 2, -1, ""); /* MEMBERS stands alone nowhere */
+            NONE(wanted[1].attr.key = 2, -1, "architecture");
+            NONE(wanted[1].attr.key = BB_KEY_CONTRACT_FINGERPRINT, -1, "contract_fingerprint");
+            NONE(wanted[1].attr.type = 0, -1, "");
+            NONE(wanted[1].attr.type = 6, -1, "");
+            NONE(wanted[0].attr.value = NULL, -1, "architecture");
+            NONE(rules[1].name = NULL; now.tensor_count = 3, 1, "");
+            NONE(rules[1].name = ""; now.tensor_count = 3, 1, "");
+            NONE(rules[1].name = "resid ual"; now.tensor_count = 3, 1, "");
+            NONE(rules[1].name = LONGEST "x"; now.tensor_count = 3, 1, "");
+            NONE(rules[3] = rules[0], 3, "seq_offsets"); /* twice */
+            NONE(rules[3] = rules[0]; now.tensor_count = 3, 3, "seq_offsets");
+            NONE(rules[3] = rules[0]; strcpy(t[0].name, "x"), 3, "seq_offsets");
+            NONE(rules[3].dtype = 0, 3, "more");
+            NONE(rules[3].rank = 9, 3, "more");
+            NONE(rules[3].token_axis = 2, 3, "more");
+            NONE(rules[3].dims[0].number = (uint64_t)INT64_MAX + 1, 3, "more");
+        }
     }
+    /* `tokens` alone nowhere: only where the contract, not the bundle, has n_tokens. */
+    round = 0;
+    COMPARE(k.tensor_count = now.tensor_count = 1, BB_OK, 0, "");
+    COMPARE(k.tensor_count = now.tensor_count = 1; k.attr_count = 2, BB_E_ARGUMENT, -1, "");
     EQUAL(bb_contract_compare(NULL, NULL, NULL), BB_E_ARGUMENT);
+    context = "";
+}
+
+/* A mismatch that says where, but not what was expected and found. */
+static void test_contract_sentences(const bb_config *c) {
+    static uint8_t p[4096];
+    static char sha[32], other_sha[32];
+    static const char long_text[] = "seventy bytes of text are more than a sentence shows, so the rest is cut.";
+    bb_tensor t[2];
+    bb_attr a[4];
+    bb_desc d;
+    bb_contract_tensor rules[2];
+    bb_contract_attr wanted[4];
+    bb_contract k;
+    context = "contract, sentences";
+    memset(&d, 0, sizeof d);
+    d.tensors = t;
+    d.tensor_count = 2;
+    d.attrs = a;
+    d.attr_count = 4;
+#define SENTENCE(change, want) \
+    do { \
+        static uint8_t encoded[4096]; \
+        bb_bundle b; \
+        bb_error e; \
+        char text[400]; \
+        size_t n; \
+        unsigned i; \
+        for (i = 0; i < 32; i++) { \
+            sha[i] = (char)(0xF0 + i); \
+            other_sha[i] = (char)i; \
+        } \
+        tensor(&t[0], "residual", BB_F32, 1, 0, 2, 5, 3, 0, p); \
+        tensor(&t[1], LONGEST, BB_U8, 1, 255, 1, 6, 0, 0, p); \
+        attr(&a[0], BB_KEY_ARCHITECTURE, BB_ATTR_TEXT, "llama", 5, 0); \
+        attr(&a[1], 0x4001, BB_ATTR_I64, NULL, 0, 0 - (uint64_t)3); \
+        attr(&a[2], BB_KEY_MODEL_FINGERPRINT, BB_ATTR_BYTES, sha, 32, 0); \
+        attr(&a[3], BB_KEY_LAYER_END, BB_ATTR_U64, NULL, 0, 7); \
+        contract_tensor(&rules[0], "residual", BB_F32, 0, 2, TOKENS, 0, 0, 3); \
+        contract_tensor(&rules[1], LONGEST, BB_U8, 255, 1, TOKENS, 1, 0, 0); \
+        memset(wanted, 0, sizeof wanted); \
+        for (i = 0; i < 4; i++) { \
+            wanted[i].attr = a[i]; \
+        } \
+        k.attrs = wanted; \
+        k.attr_count = 4; \
+        k.tensors = rules; \
+        k.tensor_count = 2; \
+        d.attr_count = 4; \
+        d.tensor_count = 2; \
+        change; \
+        EQUAL(bb_encode(c, &d, encoded, sizeof encoded, &n, &e), BB_OK); \
+        EQUAL(bb_decode_head(c, encoded, n, &b, NULL, &e), BB_OK); \
+        memset(&e, 0xAA, sizeof e); \
+        bb_contract_compare(&k, &b, &e); \
+        n = bb_error_format(&e, text, sizeof text); \
+        if (n != strlen(want) || strcmp(text, want) != 0) { \
+            printf("%s\n", text); \
+        } \
+        CHECK(strcmp(text, want) == 0); \
+    } while (0)
+#define ATTRIBUTE "contract_attribute (600): an attribute that the contract fixes is absent or different, attribute "
+    SENTENCE(wanted[3].attr.u64 = 2, ATTRIBUTE "\"layer_end\": expected 2, found 7");
+    SENTENCE(wanted[3].any = true; d.attr_count = 3, ATTRIBUTE "\"layer_end\": expected any u64 value, found absent");
+    SENTENCE(wanted[0].attr.value = "mamba", ATTRIBUTE "\"architecture\": expected \"mamba\", found \"llama\"");
+    SENTENCE(wanted[0].attr.value = "ma\"\n\x80", ATTRIBUTE
+             "\"architecture\": expected \"ma\"??\", found \"llama\"");
+    SENTENCE(wanted[0].attr.length = 0; a[0].value = long_text; a[0].length = sizeof long_text - 1, ATTRIBUTE
+             "\"architecture\": expected \"\", found \"seventy bytes of text are more than a sentence s..\"");
+    SENTENCE(wanted[2].attr.value = other_sha, ATTRIBUTE
+             "\"model_fingerprint\": expected 0001020304050607.., found f0f1f2f3f4f5f6f7..");
+    SENTENCE(wanted[1].attr.u64 = (uint64_t)1 << 63, ATTRIBUTE "0x4001: expected -9223372036854775808, found -3");
+    SENTENCE(wanted[1].attr.type = BB_ATTR_F64; wanted[1].attr.u64 = 0x3FF8000000000000u, ATTRIBUTE
+             "0x4001: expected f64 the bits 0x3ff8000000000000, found i64 -3");
+    SENTENCE(wanted[1].any = true; wanted[1].attr.type = BB_ATTR_U64, ATTRIBUTE
+             "0x4001: expected any u64 value, found i64 -3");
+    SENTENCE(attr(&wanted[1].attr, 0x4001, BB_ATTR_BYTES, NULL, 0, 0), ATTRIBUTE
+             "0x4001: expected bytes no bytes, found i64 -3");
+    SENTENCE(attr(&wanted[1].attr, 0x4001, BB_ATTR_BYTES, sha, 8, 0);
+             attr(&a[1], 0x4001, BB_ATTR_BYTES, sha, 3, 0), ATTRIBUTE
+             "0x4001: expected f0f1f2f3f4f5f6f7, found f0f1f2");
+    SENTENCE(d.tensor_count = 1,
+             "contract_missing (601): a tensor of the contract is missing, tensor \"" LONGEST "\"");
+    SENTENCE(k.tensor_count = 1, "contract_extra (602): a tensor that the contract lacks is present, tensor 1 \""
+             LONGEST "\"");
+    SENTENCE(rules[1].name = "residual"; rules[0].name = LONGEST,
+             "contract_order (603): the tensors stand in another order than the contract's, tensor 0 \"residual\": "
+             "expected \"" LONGEST "\", found \"residual\"");
+    SENTENCE(t[0].dtype = BB_F16,
+             "contract_dtype (604): a tensor has another dtype than the contract's, tensor 0 \"residual\", "
+             "field dtype: expected f32, found f16");
+#define SHAPE "contract_shape (605): a tensor has another shape than the contract's, tensor "
+    SENTENCE(t[0].rank = 3; t[0].dims[2] = 1, SHAPE "0 \"residual\", field rank: expected 2, found 3");
+    SENTENCE(t[0].dims[1] = 4, SHAPE "0 \"residual\", field dims[1]: expected 3, found 4");
+    SENTENCE(rules[1].dims[0].number = 2, SHAPE "1 \"" LONGEST "\", field dims[0]: expected 7, found 6");
+    SENTENCE(t[0].rank = 0; t[0].token_axis = rules[0].token_axis = 255; rules[0].rank = 1,
+             SHAPE "0 \"residual\", field rank: expected 1, found 0");
+    SENTENCE(rules[1].dims[0].number = INT64_MAX, SHAPE "1 \"" LONGEST "\", field dims[0]: expected "
+             "9223372036854775812, found 6");
+#define AXIS "contract_token_axis (606): a tensor has another token axis than the contract's, tensor "
+    SENTENCE(t[0].token_axis = 255, AXIS "0 \"residual\", field token_axis: expected 0, found none");
+    SENTENCE(rules[0].token_axis = 255, AXIS "0 \"residual\", field token_axis: expected none, found 0");
+    SENTENCE(rules[0].token_axis = 1, AXIS "0 \"residual\", field token_axis: expected 1, found 0");
+    /* the sum is looked at first, and the residual, a scalar, gives `tokens` no value */
+    SENTENCE(tensor(&t[1], "residual", BB_F32, 1, 255, 0, 0, 0, 0, p);
+             tensor(&t[0], LONGEST, BB_U8, 1, 255, 1, 6, 0, 0, p); rules[0] = rules[1];
+             contract_tensor(&rules[1], "residual", BB_F32, 0, 2, TOKENS, 0, 0, 3),
+             SHAPE "0 \"" LONGEST "\", field dims[0]: expected a sum with a symbol that got no value, found 6");
+    SENTENCE(attr(&a[3], BB_KEY_N_TOKENS, BB_ATTR_U64, NULL, 0, UINT64_MAX); wanted[3].attr = a[3];
+             t[0].token_axis = 255; rules[0].token_axis = 255; rules[0].dims[0].symbols = 0;
+             rules[0].dims[0].number = 5,
+             SHAPE "1 \"" LONGEST "\", field dims[0]: expected a sum that no dimension can be, found 6");
+    SENTENCE(rules[1] = rules[0],
+             "argument (-1): the call has an illegal argument, tensor 1 \"residual\", field name: "
+             "expected no name twice, found that of an earlier tensor");
     context = "";
 }
 
@@ -1624,6 +1761,7 @@ int main(void) {
         test_streams(&c);
         test_prepared(&c);
         test_contract(&c);
+        test_contract_sentences(&c);
         if (c.crc32c == bb_crc32c_portable) {
             break;
         }
