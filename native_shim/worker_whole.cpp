@@ -17,18 +17,17 @@ namespace {
 
 enum input { TOKEN_IDS, POSITIONS, SEQ_OFFSETS, SEQ_IDS, OUTPUTS, INPUTS };
 
-struct input_rule {
-    const char *name;
-    unsigned dtype;
-    unsigned token_axis;
-};
+const bb_contract_dim TOKENS = {BB_SYMBOL_TOKENS, 0};
+const bb_contract_dim TOKENS_AND_ONE = {BB_SYMBOL_TOKENS, 1};
+const bb_contract_dim MEMBERS = {BB_SYMBOL_TOKENS << 1, 0};
 
-const input_rule rules[INPUTS] = {
-    {"token_ids", BB_I32, 0},
-    {"positions", BB_I32, 0},
-    {"seq_offsets", BB_U32, BB_NO_TOKEN_AXIS},
-    {"seq_ids", BB_U32, BB_NO_TOKEN_AXIS},
-    {"outputs", BB_BOOL, 0},
+const bb_contract_tensor rules[INPUTS] = {
+    // name, dtype, rank, token axis, dims
+    {"token_ids", BB_I32, 1, 0, {TOKENS}},
+    {"positions", BB_I32, 1, 0, {TOKENS}},
+    {"seq_offsets", BB_U32, 1, BB_NO_TOKEN_AXIS, {TOKENS_AND_ONE}},
+    {"seq_ids", BB_U32, 1, BB_NO_TOKEN_AXIS, {MEMBERS}},
+    {"outputs", BB_BOOL, 1, 0, {TOKENS}},
 };
 
 struct kept_attribute {
@@ -63,29 +62,37 @@ public:
         }
         start();
         bb_config_init(&config_);
+        set_contract();
     }
 
     timings decode(byte_view bytes) override {
         // first the head, then the contract, then the payloads
         const uint64_t began_us = now_us();
         bb_bundle view;
+        bb_error error = {};
         if (bb_decode_head(&config_, bytes.data, bytes.size, &view, nullptr, nullptr) != BB_OK) {
             fail_bundle(config_, bytes);
         }
-        check_attributes(view);
-        const uint32_t n = check_tensors(view);
+        if (bb_contract_compare(&contract_, &view, &error) != BB_OK) {
+            char sentence[500];
+            bb_error_format(&error, sentence, sizeof(sentence));
+            fail(CODE_CONTRACT, "%s", sentence);
+        }
+        const uint32_t n = check_counts(view);
         if (bb_decode(&config_, bytes.data, bytes.size, &view, nullptr) != BB_OK) {
             fail_bundle(config_, bytes);
         }
 
         std::vector<int32_t> tokens(n), positions(n);
-        std::vector<uint32_t> offsets(n + 1), members(tensors_[SEQ_IDS].dims[0]);
+        bb_tensor seq_ids;
+        bb_tensor_at(&view, SEQ_IDS, &seq_ids);
+        std::vector<uint32_t> offsets(n + 1), members(seq_ids.dims[0]);
         std::vector<int8_t> selected(n);
-        read(view, 0, tokens);
-        read(view, 1, positions);
-        read(view, 2, offsets);
-        read(view, 3, members);
-        read(view, 4, selected);
+        read(view, TOKEN_IDS, tokens);
+        read(view, POSITIONS, positions);
+        read(view, SEQ_OFFSETS, offsets);
+        read(view, SEQ_IDS, members);
+        read(view, OUTPUTS, selected);
 
         check_tokens(tokens);
         check_membership(offsets, members);
@@ -204,80 +211,41 @@ public:
 
 private:
     // Not model_fingerprint: only the patched library knows it.
-    void check_attributes(const bb_bundle &view) const {
-        bb_attr found;
-        if (bb_attr_find(&view, BB_KEY_ARCHITECTURE, &found) < 0) {
-            fail(CODE_CONTRACT, "contract_attribute: the bundle has no attribute architecture, expected %s",
-                 facts_.architecture.c_str());
-        }
-        const std::string architecture((const char *)found.value, found.length);
-        if (architecture != facts_.architecture) {
-            fail(CODE_CONTRACT, "contract_attribute: architecture is %.64s, expected %s", architecture.c_str(),
-                 facts_.architecture.c_str());
-        }
-        const struct {
-            uint16_t key;
-            int64_t value; // -1: any
-        } numbers[] = {{BB_KEY_LAYER_START, 0},
-                       {BB_KEY_LAYER_END, 0},
-                       {BB_KEY_N_LAYER, facts_.n_layer},
-                       {BB_KEY_N_TOKENS, -1},
-                       {BB_KEY_N_SEQS, -1}};
-        for (const auto &want : numbers) {
-            if (bb_attr_find(&view, want.key, &found) < 0) {
-                fail(CODE_CONTRACT, "contract_attribute: the bundle has no attribute %s", bb_attr_key_name(want.key));
-            }
-            if (want.value >= 0 && found.u64 != (uint64_t)want.value) {
-                fail(CODE_CONTRACT, "contract_attribute: %s is %llu, expected %lld", bb_attr_key_name(want.key),
-                     (unsigned long long)found.u64, (long long)want.value);
-            }
-        }
+    void set_contract() {
+        bb_contract_attr architecture = {};
+        architecture.attr.key = BB_KEY_ARCHITECTURE;
+        architecture.attr.type = BB_ATTR_TEXT;
+        architecture.attr.length = (uint32_t)facts_.architecture.size();
+        architecture.attr.value = facts_.architecture.data();
+        demands_.push_back(architecture);
+        const auto number = [&](uint16_t key, int64_t value) { // -1: any
+            bb_contract_attr demand = {};
+            demand.attr.key = key;
+            demand.attr.type = BB_ATTR_U64;
+            demand.attr.u64 = (uint64_t)value;
+            demand.any = value < 0;
+            demands_.push_back(demand);
+        };
+        number(BB_KEY_LAYER_START, 0);
+        number(BB_KEY_LAYER_END, 0);
+        number(BB_KEY_N_LAYER, facts_.n_layer);
+        number(BB_KEY_N_TOKENS, -1);
+        number(BB_KEY_N_SEQS, -1);
+        contract_ = {demands_.data(), (uint32_t)demands_.size(), rules, INPUTS};
     }
 
     // returns the number of tokens
-    uint32_t check_tensors(const bb_bundle &view) {
-        for (const input_rule &rule : rules) {
-            if (bb_tensor_find(&view, rule.name, nullptr) < 0) {
-                fail(CODE_CONTRACT, "contract_missing: the bundle has no tensor %s", rule.name);
-            }
-        }
-        for (uint32_t i = 0; i < view.tensor_count; i++) {
-            bb_tensor t;
-            bb_tensor_at(&view, i, &t);
-            const auto same = [&](const input_rule &rule) { return strcmp(rule.name, t.name) == 0; };
-            if (std::none_of(rules, rules + INPUTS, same)) {
-                fail(CODE_CONTRACT, "contract_extra: tensor %s does not belong in the input of layer 0", t.name);
-            }
-        }
-        for (uint32_t i = 0; i < INPUTS; i++) {
-            bb_tensor_at(&view, i, &tensors_[i]);
-            if (strcmp(tensors_[i].name, rules[i].name) != 0) {
-                fail(CODE_CONTRACT, "contract_order: tensor %u is %s, not %s", i, tensors_[i].name, rules[i].name);
-            }
-        }
-        const uint64_t n = tensors_[TOKEN_IDS].rank == 1 ? tensors_[TOKEN_IDS].dims[0] : 0;
-        for (uint32_t i = 0; i < INPUTS; i++) {
-            const bb_tensor &t = tensors_[i];
-            if (t.dtype != rules[i].dtype) {
-                fail(CODE_CONTRACT, "contract_dtype: tensor %s is %s, not %s", t.name, bb_dtype_name(t.dtype),
-                     bb_dtype_name(rules[i].dtype));
-            }
-            const uint64_t want = i == SEQ_OFFSETS ? n + 1 : i == SEQ_IDS ? t.dims[0] : n;
-            if (t.rank != 1 || t.dims[0] != want) {
-                fail(CODE_CONTRACT, "contract_shape: tensor %s has rank %u and %llu rows, not rank 1 and %llu", t.name,
-                     t.rank, (unsigned long long)(t.rank ? t.dims[0] : 0), (unsigned long long)want);
-            }
-            if (t.token_axis != rules[i].token_axis) {
-                fail(CODE_CONTRACT, "contract_token_axis: tensor %s has token axis %u, not %u (255: none)", t.name,
-                     t.token_axis, rules[i].token_axis);
-            }
-        }
+    uint32_t check_counts(const bb_bundle &view) const {
+        bb_tensor token_ids, seq_ids;
+        bb_tensor_at(&view, TOKEN_IDS, &token_ids);
+        bb_tensor_at(&view, SEQ_IDS, &seq_ids);
+        const uint64_t n = token_ids.dims[0];
         if (n == 0 || n > n_batch()) {
             fail(CODE_LIMIT, "the batch has %llu tokens, expected 1 to %u", (unsigned long long)n, n_batch());
         }
-        if (tensors_[SEQ_IDS].dims[0] > n * n_seq_max()) {
+        if (seq_ids.dims[0] > n * n_seq_max()) {
             fail(CODE_LIMIT, "%llu sequence memberships for %llu tokens, and this worker has %u sequences",
-                 (unsigned long long)tensors_[SEQ_IDS].dims[0], (unsigned long long)n, n_seq_max());
+                 (unsigned long long)seq_ids.dims[0], (unsigned long long)n, n_seq_max());
         }
         return (uint32_t)n;
     }
@@ -392,7 +360,8 @@ private:
     }
 
     bb_config config_;
-    bb_tensor tensors_[INPUTS];
+    bb_contract contract_; // what crosses into layer 0
+    std::vector<bb_contract_attr> demands_;
     std::vector<int32_t> selected_;
     std::vector<kept_attribute> kept_;
     std::vector<uint8_t> encoded_;
