@@ -55,15 +55,17 @@ _BUILDER_VERSION = 1
 
 @dataclass(frozen=True)
 class Program:
-    """One program linked against libllama. Sources are relative to native_shim/."""
+    """One program linked against libllama. Sources are relative to native_shim/, include folders to the tree."""
 
     name: str
     kind: Kind
     sources: tuple[str, ...]
     defines: tuple[str, ...] = ()
+    include_dirs: tuple[str, ...] = ()
 
 
 WORKER = "shard_worker"
+TINY_MODELS = "tiny_models"
 TESTEE = "testee"
 
 WORKER_SOURCES = (
@@ -82,6 +84,8 @@ PROGRAMS: tuple[Program, ...] = (
     Program(WORKER, "unpatched", WORKER_SOURCES, ("BB_UNPATCHED",)),
     Program("two_shards", "patched", ("examples/two_shards.c", "boundary_bundle.c")),
     Program("partial_model", "patched", ("tests/partial_model.c",)),
+    # Includes a source file of upstream's tests, which names headers of common/.
+    Program(TINY_MODELS, "unpatched", ("tiny_models.cpp",), include_dirs=(".", "common")),
     # Without boundary_bundle.c: the codec is the library's.
     Program(TESTEE, "patched", ("testee.c",), ("BB_IN_LIBLLAMA",)),
 )
@@ -453,7 +457,8 @@ class _Job:
             for name, target in zip(program.sources, made, strict=True):
                 compiler, flags = (self.cc, C_FLAGS) if name.endswith(".c") else (self.cxx, CXX_FLAGS)
                 defines = [f"-D{define}" for define in program.defines]
-                command = [*launcher, compiler, *flags, *defines, *includes]
+                more = [f"-I{self.tree / name}" for name in program.include_dirs]
+                command = [*launcher, compiler, *flags, *defines, *includes, *more]
                 compiles.append((f"compiling {name}", [*command, "-c", str(recipe.shim_dir / name), "-o", target]))
             linker = self.cc if all(name.endswith(".c") for name in program.sources) else self.cxx
             # By their full names: no search path in which another project's library could come first.
