@@ -7,17 +7,19 @@ import json
 import re
 from typing import Any
 
-from ..shards import PlanError, read_model_file, start_workers
+from ..shards import Description, PlanError, read_model_file, start_workers
 from ..shards.worker import close_workers
 from . import common
-from .common import CommandError
+from .common import shown
 
 
 def add_command(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "describe",
         help="load one range of a model and say what it holds",
-        description="Load the layers START to END - 1 of a model in a worker, and print what it reports of itself.",
+        description="Load the layers START to END - 1 of a model in a worker, and print what the loaded model reports "
+        "of itself: layers, embeddings, final norm, head, tensors with their bytes, KV cache, resident memory, and "
+        "what crosses the boundary on both sides. Exit status 0: done. 2: it could not be.",
     )
     parser.add_argument("--model", type=common.file_name, required=True, metavar="FILE", help="a GGUF file")
     parser.add_argument("--range", metavar="START:END", help="absent: all layers")
@@ -47,26 +49,64 @@ def describe(options: argparse.Namespace) -> int:
     program = common.worker_program(options)
     workers = start_workers(program, model.path, [layers], common.settings_of(options), options.timeout)
     try:
-        found = workers[0].describe(tensors=options.tensors or options.json).raw
+        found = workers[0].describe(tensors=True)
     finally:
         close_workers(workers)
     if options.json:
-        print(json.dumps(found, indent=2))
-        return 0
-    if not isinstance(found.get("contract"), dict):
-        raise CommandError("the worker described no contract")
-    tensors = found.pop("tensors", [])
-    contract = found.pop("contract")
-    for key, value in found.items():
-        shown = f"{value:,}" if isinstance(value, int) and key.endswith("bytes") else value
-        print(f"{key}: {shown}")
-    for way in ("in", "out"):
-        for entry in contract[way]:
-            print(f"{way}: {entry['name']} {entry['dtype']} [{', '.join(map(str, entry['shape']))}]")
-    if options.tensors:
-        rows = [
-            [entry["name"], entry["type"], "x".join(map(str, entry["shape"])), f"{entry['bytes']:,}"]
-            for entry in tensors
-        ]
-        common.print_table("tensors", ["name", "type", "shape", "bytes"], rows)
+        print(json.dumps(_as_json(found), indent=2))
+    else:
+        _print(found, tensors=options.tensors)
     return 0
+
+
+def _layers(found: Description) -> list[int]:
+    """The layers of which there are tensors; of a library that does not tell, those that it was loaded for."""
+    if "tensors" not in found.raw:
+        return list(range(*found.layer_range))
+    return sorted({entry["layer"] for entry in found.raw["tensors"]} - {-1})
+
+
+def _as_json(found: Description) -> dict[str, Any]:
+    contract = {
+        **found.raw["contract"],
+        "in_fingerprint": found.contract_in.fingerprint().hex(),
+        "out_fingerprint": found.contract_out.fingerprint().hex(),
+    }
+    return {**found.raw, "layers": _layers(found), "contract": contract}
+
+
+def _print(found: Description, *, tensors: bool) -> None:
+    raw = found.raw
+
+    def told(key: str, unit: str = "") -> str:
+        return f"{raw[key]:,}{unit}" if key in raw else "not known"
+
+    head = "no"
+    if raw["has_output"]:
+        head = "yes, tied to the embeddings" if raw.get("tied") else "yes"
+    layers = _layers(found)
+    whole = layers == list(range(layers[0], layers[-1] + 1)) if layers else False
+    rows = [
+        ("model", shown(raw["path"])),
+        ("architecture", f"{found.architecture}, {found.n_layer} layers, {found.n_embd} wide, {found.n_vocab} tokens"),
+        ("fingerprint", "not known" if found.fingerprint is None else found.fingerprint.hex()),
+        ("layers", f"{layers[0]} to {layers[-1]}" if whole else ", ".join(map(str, layers)) or "none"),
+        ("embeddings", "yes" if raw["has_tok_embd"] else "no"),
+        ("final norm", "yes" if raw["has_out_norm"] else "no"),
+        ("head", head),
+        ("tensors", f"{told('n_tensors')}, {told('weight_bytes', ' bytes')}, {told('n_params')} parameters"),
+        ("KV cache", f"{told('kv_bytes', ' bytes')}, {found.n_ctx} positions, {raw['type_k']} and {raw['type_v']}"),
+        ("resident memory", told("resident_bytes", " bytes")),
+    ]
+    for key, value in rows:
+        print(f"{key}: {value}")
+    for way, contract in (("in", found.contract_in), ("out", found.contract_out)):
+        print(f"{way}: contract {contract.fingerprint().hex()}")
+        for rule in contract.tensors:
+            print(f"  {rule.name} {rule.dtype} [{', '.join(rule.shape)}]")
+    if tensors:
+        table = [
+            [entry["name"], entry["type"], "x".join(map(str, entry["shape"])), f"{entry['bytes']:,}"]
+            for entry in raw.get("tensors", [])
+        ]
+        common.print_table("tensors", ["name", "type", "shape", "bytes"], table)

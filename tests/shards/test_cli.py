@@ -307,8 +307,10 @@ def test_describe(patched_build: NativeBuild, tiny: dict[str, Path], capsys: pyt
     assert found["n_tensors"] == len(found["tensors"]) == 2 * 9 + 1
     assert main([*command, "--range", "4:6", "--tensors"]) == 0
     out = capsys.readouterr().out
-    assert "has_output: True" in out
+    assert "\nlayers: 4 to 5\nembeddings: no\nfinal norm: yes\nhead: yes\ntensors: 21, " in out
     assert "output_norm.weight" in out
+    assert main([*command, "--range", "0:6"]) == 0
+    assert "\nlayers: 0 to 5\nembeddings: yes\n" in capsys.readouterr().out
     for bad in ("4:2", "3:3", "0:7", "x", "1:", "-1:3"):
         text = refusal([*command, f"--range={bad}"], capsys)
         assert bad in text
