@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..conformance import builtin, matrix, report_page, runner
 from ..conformance import report as reports
-from ..conformance import report_page, runner
+from ..conformance.asks import Case, select
+from ..conformance.matrix import Matrix
 from ..conformance.runner import Report, Unusable
 from .common import (
     CommandError,
@@ -36,6 +38,10 @@ def add_command(commands: Any) -> None:
         "status 0: all passed. 1: something failed. 2: it could not be done, or nothing was checked.",
     )
     parser.add_argument("testee", nargs="*", metavar="COMMAND", help="the testee and its arguments, after --")
+    names = ", ".join(builtin.NAMES)
+    parser.add_argument(
+        "--builtin", choices=builtin.NAMES, metavar="NAME", help=f"a testee of this project instead: {names}"
+    )
     chosen = parser.add_argument_group("what is asked")
     chosen.add_argument(
         "--only",
@@ -56,6 +62,11 @@ def add_command(commands: Any) -> None:
     chosen.add_argument(
         "--save", type=file_name, default=Path(), metavar="DIR", help="where failures of --random become vectors (here)"
     )
+    chosen.add_argument(
+        "--matrix",
+        action="store_true",
+        help="also who reads whose bundles, among the built-in testees and this one; without a testee that alone",
+    )
     limits = parser.add_argument_group("how")
     limits.add_argument("--time-limit", type=seconds, default=10.0, metavar="SECONDS", help="for each answer (10)")
     limits.add_argument("--restarts", type=number(0, 10**6), default=50, metavar="N", help="give up after N (50)")
@@ -67,6 +78,9 @@ def add_command(commands: Any) -> None:
     out.add_argument("--details", type=number(0, 10**6), default=20, metavar="N", help="failures shown in full (20)")
     out.add_argument("--quiet", action="store_true", help="the last line only")
     parser.set_defaults(function=conformance)
+
+
+_WORDS = {0: "passed", 1: "FAILED", 2: "nothing was checked"}
 
 
 class _Progress:
@@ -88,6 +102,12 @@ class _Progress:
         sys.stderr.write(f"\r\x1b[2K{line[: shutil.get_terminal_size().columns - 1]}")
         sys.stderr.flush()
 
+    def say(self, text: str) -> None:
+        """Something that takes a while and has no steps."""
+        if self._on:
+            sys.stderr.write(f"\r\x1b[2K{text[: shutil.get_terminal_size().columns - 1]}")
+            sys.stderr.flush()
+
     def clear(self) -> None:
         if self._on:
             sys.stderr.write("\r\x1b[2K")
@@ -101,8 +121,13 @@ def _terminated(signum: int, frame: object) -> None:
 
 def conformance(options: argparse.Namespace) -> int:
     """The command."""
-    if not options.testee:
+    if options.testee and options.builtin:
+        raise CommandError("both --builtin and a COMMAND are given")
+    alone = options.matrix and not options.testee and not options.builtin
+    if not options.testee and not options.builtin and not alone:
         raise CommandError("no testee is given (boundary-bundle conformance [options] -- COMMAND...)")
+    if alone and (options.random is not None or options.known_failures is not None):
+        raise CommandError("--random and --known-failures need a testee")
     inputs = [path for path in (*options.vectors, options.known_failures) if path is not None]
     for path in inputs:
         require_regular(path)
@@ -110,7 +135,12 @@ def conformance(options: argparse.Namespace) -> int:
         check_target(path, *inputs)
     before = signal.signal(signal.SIGTERM, _terminated)
     try:
-        return _run(options)
+        if options.builtin:
+            try:
+                options.testee = builtin.command(options.builtin)
+            except builtin.Unavailable as error:
+                raise CommandError(f"the testee {options.builtin} is not to be had: {error}") from None
+        return _run_matrix(options) if alone else _run(options)
     except Unusable as error:
         _write(options.json, reports.unusable_json(options.testee, error))
         _write(options.junit, reports.unusable_junit(error))
@@ -129,12 +159,7 @@ def _run(options: argparse.Namespace) -> int:
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise CommandError(f"cannot read {shown(options.known_failures)}: {reason}") from None
-    try:
-        cases = runner.kit(options.vectors)
-    except OSError as error:
-        raise CommandError(f"cannot read {shown(error.filename or 'the vectors')}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CommandError(f"cannot use the vectors: {type(error).__name__}: {error}") from None
+    cases = _kit(options)
     draw: Any = None
     if options.random is not None:
         try:
@@ -167,6 +192,8 @@ def _run(options: argparse.Namespace) -> int:
                 )
             except OSError as error:
                 raise CommandError(f"cannot write to {shown(options.save)}: {error.strerror}") from None
+        if options.matrix:
+            report.matrix = _matrix(options, cases, progress)
     finally:
         progress.clear()
     _write(options.json, reports.to_json(report))
@@ -174,6 +201,62 @@ def _run(options: argparse.Namespace) -> int:
     _write(options.html, report_page.to_html(report))
     _print(report, options)
     return report.status
+
+
+def _kit(options: argparse.Namespace) -> list[Case]:
+    try:
+        return runner.kit(options.vectors)
+    except OSError as error:
+        raise CommandError(f"cannot read {shown(error.filename or 'the vectors')}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CommandError(f"cannot use the vectors: {type(error).__name__}: {error}") from None
+
+
+def _matrix(options: argparse.Namespace, cases: list[Case], progress: _Progress) -> Matrix:
+    commands: dict[str, list[str]] = {} if options.builtin or not options.testee else {"yours": options.testee}
+    left_out: dict[str, str] = {}
+    for name in builtin.NAMES:
+        progress.say(f"making the testee {name}")
+        try:
+            commands[name] = builtin.command(name)
+        except builtin.Unavailable as error:
+            left_out[name] = str(error)
+    return matrix.make(
+        commands,
+        select(cases, options.only, None),
+        left_out=left_out,
+        time_limit=options.time_limit,
+        restarts=options.restarts,
+        progress=progress,
+    )
+
+
+def _run_matrix(options: argparse.Namespace) -> int:
+    progress = _Progress(options.quiet)
+    try:
+        found = _matrix(options, _kit(options), progress)
+    finally:
+        progress.clear()
+    _write(options.json, reports.matrix_json(found))
+    _write(options.junit, reports.matrix_junit(found))
+    _write(options.html, report_page.matrix_html(found))
+    _print_matrix(found, options.quiet)
+    print(f"{_WORDS[found.status]}: {matrix.verdict(found)}")
+    return found.status
+
+
+def _print_matrix(found: Matrix, quiet: bool) -> None:
+    if quiet:
+        return
+    rows = [
+        [encoder, *(matrix.cell_text(found.cell(encoder, decoder), found.bundles) for decoder in found.decoders)]
+        for encoder in found.encoders
+    ]
+    title = f"Who reads whose bundles, of {found.bundles:,} from each writer"
+    print_table(title, ["writer \\ reader", *found.decoders], rows)
+    for line in matrix.describe(found):
+        print(line)
+    print()
 
 
 def _write(path: Path | None, text: str) -> None:
@@ -207,6 +290,9 @@ def _print(report: Report, options: argparse.Namespace) -> None:
         print(line)
     if "stop" in hello:
         print(f"note: asked to stop, the testee {hello['stop']}")
+    if report.matrix is not None:
+        _print_matrix(report.matrix, options.quiet)
+        print(f"matrix: {matrix.verdict(report.matrix)}")
     if report.random is not None:
         drawn = report.random
         print(
@@ -216,4 +302,4 @@ def _print(report: Report, options: argparse.Namespace) -> None:
         for entry in drawn["failures"]:
             print(f"  {entry['result']} ({entry['mode']}, {entry['bytes']} bytes): {entry['detail']}")
             print(f"  saved as {shown(entry['file'])}")
-    print(f"{ {0: 'passed', 1: 'FAILED', 2: 'nothing was checked'}[report.status] }: {reports.verdict(report)}")
+    print(f"{_WORDS[report.status]}: {reports.verdict(report)}")

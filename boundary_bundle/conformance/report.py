@@ -11,7 +11,9 @@ from xml.etree import ElementTree
 
 from ..anatomy import Row, dissect
 from ..bundle import Limits
+from . import matrix as matrices
 from .asks import tell_error
+from .matrix import Matrix
 from .runner import RESULTS, Outcome, Report, Unusable
 
 _TITLES = {
@@ -235,6 +237,7 @@ def to_json(report: Report) -> str:
                 "unexpected_passes": [entry.name for entry in report.unexpected],
             },
             "random": report.random,
+            "matrix": None if report.matrix is None else matrices.to_json(report.matrix),
             "cases": [_case_json(outcome) for outcome in report.outcomes],
         },
         indent=1,
@@ -290,8 +293,50 @@ def to_junit(report: Report) -> str:
         for index, line in enumerate(extra):
             node = ElementTree.SubElement(suite, "testcase", classname="run", name=f"run-{index}")
             ElementTree.SubElement(node, "failure", message=_xml_text(line))
+    if report.matrix is not None:
+        suite = _matrix_suite(report.matrix)
+        root.append(suite)
+        for key in ("tests", "failures"):
+            root.set(key, str(int(root.get(key, "0")) + int(suite.get(key, "0"))))
+    return _document(root)
+
+
+def _document(root: ElementTree.Element) -> str:
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _matrix_suite(matrix: Matrix) -> ElementTree.Element:
+    """A suite with a test case a cell."""
+    suite = ElementTree.Element("testsuite", name="matrix")
+    cases = [
+        (f"{cell.decoder} reads {cell.encoder}", [f"{bundle}: {reason}" for bundle, reason in cell.wrong])
+        for cell in matrix.cells
+    ]
+    if matrix.unwritten:
+        cases.append(("written", [f"{name}: {bundle}: {reason}" for name, bundle, reason in matrix.unwritten]))
+    for name, wrong in cases:
+        node = ElementTree.SubElement(suite, "testcase", classname="matrix", name=_xml_text(name))
+        if wrong:
+            child = ElementTree.SubElement(node, "failure", message=_xml_text(wrong[0]))
+            child.text = _xml_text("\n".join(wrong))
+    suite.set("tests", str(len(cases)))
+    suite.set("failures", str(sum(bool(wrong) for _, wrong in cases)))
+    return suite
+
+
+def matrix_json(matrix: Matrix) -> str:
+    """The report of a run of the matrix alone."""
+    return json.dumps({"format": 1, "status": matrix.status, "matrix": matrices.to_json(matrix)}, indent=1)
+
+
+def matrix_junit(matrix: Matrix) -> str:
+    """JUnit XML of a run of the matrix alone."""
+    root = ElementTree.Element("testsuites", name="boundary-bundle conformance", time=f"{matrix.seconds:.3f}")
+    root.append(_matrix_suite(matrix))
+    for key in ("tests", "failures"):
+        root.set(key, root[0].get(key, "0"))
+    return _document(root)
 
 
 def _of(report: Report, name: str) -> Iterator[Outcome]:
@@ -305,4 +350,4 @@ def unusable_junit(error: Unusable) -> str:
     node = ElementTree.SubElement(suite, "testcase", classname="run", name="start")
     child = ElementTree.SubElement(node, "error", type=error.kind or "unusable", message=_xml_text(str(error)))
     child.text = _xml_text(error.stderr)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+    return _document(root)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
+from . import matrix as matrices
+from .matrix import Matrix
 from .report import Section, annotated, expected_text, got_text, known_lines, row_text, sections, verdict
 from .runner import RESULTS, Outcome, Report, Unusable
 
@@ -96,13 +98,28 @@ def unusable_html(command: list[str], error: Unusable) -> str:
     return _page("no conformance run", body())
 
 
+def matrix_html(matrix: Matrix) -> str:
+    """The page of a run of the matrix alone."""
+
+    def body() -> Iterator[str]:
+        yield "<h1>Who reads whose bundles</h1>\n"
+        word, tone = _WORDS[matrix.status]
+        yield f'<div class="verdict {_tone(tone)}"><strong>{word}</strong> {escape(matrices.verdict(matrix))}</div>\n'
+        yield from _matrix(matrix)
+
+    return _page("who reads whose bundles", body())
+
+
+_WORDS = {0: ("passed", "passed"), 1: ("failed", "wrong"), 2: ("nothing was checked", "skipped")}
+
+
 def _report(report: Report) -> Iterator[str]:
     hello = report.hello
     yield f"<h1>{escape(hello['name'])}</h1>\n"
     yield f'<p class="sub">{escape(hello["language"])}, version {escape(hello["version"])} · classes '
     yield f"{escape(', '.join(hello['classes']))} · {len(hello['dtypes'])} dtypes · "
     yield f"<code>{escape(' '.join(report.command))}</code></p>\n"
-    word, tone = {0: ("passed", "passed"), 1: ("failed", "wrong"), 2: ("nothing was checked", "skipped")}[report.status]
+    word, tone = _WORDS[report.status]
     yield f'<div class="verdict {_tone(tone)}"><strong>{word}</strong> {escape(verdict(report))}</div>\n'
     yield '<div class="tiles">'
     for name, count in report.counts().items():
@@ -117,6 +134,9 @@ def _report(report: Report) -> Iterator[str]:
     yield "<h2>By section of the specification</h2>\n"
     yield from _sections(sections(report))
     yield from _random(report)
+    if report.matrix is not None:
+        yield "<h2>Who reads whose bundles</h2>\n"
+        yield from _matrix(report.matrix)
     failures = [outcome for outcome in report.outcomes if outcome.failing]
     if failures:
         yield f"<h2>{len(failures):,} {'failure' if len(failures) == 1 else 'failures'}</h2>\n"
@@ -165,6 +185,26 @@ def _random(report: Report) -> Iterator[str]:
         yield f"<b>{escape(entry['id'])}</b><span>{escape(entry['detail'])}</span></summary>"
         yield f'<div class="body"><dl><dt>input</dt><dd>{escape(entry["input"][:4096])}</dd>'
         yield f"<dt>saved as</dt><dd>{escape(entry['file'] or 'not saved')}</dd></dl></div></details>\n"
+
+
+def _matrix(matrix: Matrix) -> Iterator[str]:
+    yield f'<p class="sub">Each writer wrote {matrix.bundles:,} bundles; a cell says how many of them the reader '
+    yield "delivered as they had been given to the writer.</p>\n"
+    if matrix.cells:
+        yield '<div class="scroll"><table class="matrix"><tr><th>writer</th>'
+        yield "".join(f'<th class="n">{escape(name)}</th>' for name in matrix.decoders)
+        yield "</tr>\n"
+        for encoder in matrix.encoders:
+            yield f"<tr><th>{escape(encoder)}</th>"
+            for decoder in matrix.decoders:
+                cell = matrix.cell(encoder, decoder)
+                tone = "wrong" if cell.wrong else "passed" if cell.read == matrix.bundles else "skipped"
+                yield f'<td class="n {_tone(tone)}">{escape(matrices.cell_text(cell, matrix.bundles))}</td>'
+            yield "</tr>\n"
+        yield "</table></div>\n"
+    lines = list(matrices.describe(matrix))
+    if lines:
+        yield "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines[:_SHOWN]) + "</ul>\n"
 
 
 def _failure(outcome: Outcome, is_open: bool) -> Iterator[str]:

@@ -7,13 +7,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..writing import write_whole
 from .asks import Ask, Case, Malformed, cases_of, check_hello, judge, lacking, select, unclaimed
 from .refusals import refusals
 from .testee import Testee, Trouble, shown
 from .vectors import Vector, load, load_file
+
+if TYPE_CHECKING:
+    from .matrix import Matrix
 
 RESULTS: Final = ("passed", "wrong", "skipped", "error", "crash", "hang", "not run")
 _FAILING: Final = ("wrong", "error", "crash", "hang", "not run")
@@ -83,6 +86,8 @@ class Report:
     unexpected: list[Known] = field(default_factory=list)
     #: The random part, if it was asked for.
     random: dict[str, Any] | None = None
+    #: Who reads whose bundles, if it was asked for.
+    matrix: Matrix | None = None
 
     def counts(self) -> dict[str, int]:
         counted = dict.fromkeys(RESULTS, 0)
@@ -98,6 +103,8 @@ class Report:
     def status(self) -> int:
         """0: all passed. 1: something failed. 2: nothing was checked."""
         if self.failures or self.unmatched or self.unexpected or (self.random or {}).get("failures"):
+            return 1
+        if self.matrix is not None and self.matrix.status == 1:
             return 1
         if not any(outcome.result in ("passed", *_FAILING) for outcome in self.outcomes) and not self.random:
             return 2
