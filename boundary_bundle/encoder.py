@@ -28,6 +28,11 @@ _tensor_fixed = layout.tensor_fixed.pack
 _attribute_fixed = layout.attribute_fixed.pack
 _dims = tuple(packer.pack for packer in layout.dims)
 _ZERO_3 = bytes(3)
+# A header and a view a fragment, a million of them, lie in no cache and make the allocator take
+# and give back memory in every call. So encode joins small fragments in runs; larger ones are
+# few for their bytes, and to copy them twice would cost more.
+_RUN = 256
+_SMALL_FRAGMENT = 512
 
 
 def _frame_header(kind: int, minor: int, number: int, length: int, a: int, b: int, body_crc: int) -> bytes:
@@ -142,6 +147,11 @@ def encode_parts(bundle: Bundle, *, limits: Limits = DEFAULT_LIMITS) -> list[Par
     Raises BundleError, with the names of section 6, for what a decoder with these
     limits would refuse, and ValueError for a number or minor that no header holds.
     """
+    return _parts(bundle, limits, gather=False)
+
+
+def _parts(bundle: Bundle, limits: Limits, gather: bool) -> list[Part]:
+    """:func:`encode_parts`; with ``gather`` small fragments may lie joined in one part."""
     number = bundle.number
     minor = bundle.minor
     if not 0 <= number < 2**64:
@@ -167,7 +177,7 @@ def encode_parts(bundle: Bundle, *, limits: Limits = DEFAULT_LIMITS) -> list[Par
     pending = _frame_header(layout.HEAD, minor, number, length, 0, 0, crc32c(body)) + body + _PADDING[length & 63]
     for index, tensor in enumerate(bundle.tensors):
         if head.tensors[index].payload_bytes:
-            pending = _fragments(bundle, head, index, tensor, pending, parts)
+            pending = _fragments(bundle, head, index, tensor, pending, parts, gather)
     parts.append(pending + _frame_header(layout.END, minor, number, 0, head.fragments, head.payload_bytes, 0))
     return parts
 
@@ -179,6 +189,7 @@ def _fragments(
     tensor: Tensor,
     pending: bytes,
     parts: list[Part],
+    gather: bool,
 ) -> bytes:
     """Append the frames of one tensor; ``pending`` goes before, the rest is returned."""
     payload = tensor.payload()
@@ -190,17 +201,23 @@ def _fragments(
         if text.translate(None, b"\0\1"):
             raise failure("bool_value", tensor=tensor.name, field="payload", expected="0 or 1")
     step = bundle.fragment_size or size
-    for offset in range(0, size, step):
-        part = payload if step >= size else payload[offset : offset + step]
-        length = len(part)
-        crc = crc32c(part) if bundle.checksums else 0
-        header = _frame_header(layout.FRAGMENT, bundle.minor, bundle.number, length, index, offset, crc)
-        parts.append(pending + header)
-        parts.append(part)
-        pending = _PADDING[length & 63]
+    gather = gather and step <= _SMALL_FRAGMENT
+    run = step * _RUN if gather else size
+    for first in range(0, size, run):
+        frames: list[Part] = [] if gather else parts
+        for offset in range(first, min(first + run, size), step):
+            part = payload if step >= size else payload[offset : offset + step]
+            length = len(part)
+            crc = crc32c(part) if bundle.checksums else 0
+            header = _frame_header(layout.FRAGMENT, bundle.minor, bundle.number, length, index, offset, crc)
+            frames.append(pending + header)
+            frames.append(part)
+            pending = _PADDING[length & 63]
+        if gather:
+            parts.append(b"".join(frames))
     return pending
 
 
 def encode(bundle: Bundle, *, limits: Limits = DEFAULT_LIMITS) -> bytes:
     """The canonical form of a bundle as one bytes object (see :func:`encode_parts`)."""
-    return b"".join(encode_parts(bundle, limits=limits))
+    return b"".join(_parts(bundle, limits, gather=True))

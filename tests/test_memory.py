@@ -208,3 +208,22 @@ def test_fragments_are_views_of_whole_pieces() -> None:
         events = Decoder("stream").feed(data)
     assert [type(event) for event in events] == [Head, Fragment, BundleReady]
     assert peak.most < 64 * 1024
+
+
+def test_small_fragments_cost_no_objects_of_their_own() -> None:
+    """A header, a view and two places in a list for each fragment, all alive at once: then a bundle of many
+    fragments lies in no cache, and each fragment costs more the more there are."""
+    count = 20_000
+    bundle = Bundle(
+        [
+            Tensor("x", np.arange(count * 64 - 5, dtype=np.uint8)),
+            Tensor("y", np.arange(64 * 300, dtype=np.uint8)),
+        ],
+        fragment_size=64,
+    )
+    expected = b"".join(encode_parts(bundle))
+    with measured() as peak:
+        encoded = encode(bundle)
+    assert encoded == expected
+    # The runs and what they are joined to; what one run is made of comes to less than 0.2 MB.
+    assert peak.most < 2 * len(encoded) + MB // 4
