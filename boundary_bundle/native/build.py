@@ -66,6 +66,7 @@ class Program:
 
 WORKER = "shard_worker"
 TINY_MODELS = "tiny_models"
+CERTIFY = "certify"
 TESTEE = "testee"
 
 WORKER_SOURCES = (
@@ -86,6 +87,9 @@ PROGRAMS: tuple[Program, ...] = (
     Program("partial_model", "patched", ("tests/partial_model.c",)),
     # Includes a source file of upstream's tests, which names headers of common/.
     Program(TINY_MODELS, "unpatched", ("tiny_models.cpp",), include_dirs=(".", "common")),
+    # The oracle, and what is compared with it.
+    Program(CERTIFY, "unpatched", ("certify.cpp", "boundary_bundle.c"), ("BB_UNPATCHED",)),
+    Program(CERTIFY, "patched", ("certify.cpp", "boundary_bundle.c")),
     # Without boundary_bundle.c: the codec is the library's.
     Program(TESTEE, "patched", ("testee.c",), ("BB_IN_LIBLLAMA",)),
 )
