@@ -1,7 +1,7 @@
 """The command line: one module a command.
 
-``run``, ``demo``, ``describe``, ``strip``, ``fixtures`` drive models; ``inspect``, ``validate``, ``diff``, ``convert``
-take files; ``conformance`` checks codecs.
+``run``, ``demo``, ``describe``, ``strip``, ``fixtures``, ``certify`` drive models; ``inspect``, ``validate``, ``diff``,
+``convert`` take files; ``conformance`` checks codecs.
 
 Exit status 0: done, or yes. 1: no, such as a logit that differs from the unsplit run's, or an invalid file.
 2: it could not be done, for the reason on standard error. 130: interrupted. With BOUNDARY_BUNDLE_TRACEBACK=1 the
@@ -34,6 +34,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     # Here and not above: they load for a while, and a Ctrl-C in that time is to be answered like any other.
     from . import (
+        certify,
         completion,
         conformance,
         convert,
@@ -60,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         describe,
         strip,
         fixtures,
+        certify,
         inspect,
         validate,
         diff,

@@ -82,6 +82,26 @@ PAGES: Final[dict[str, Page]] = {
         (_CACHE,),
         ("run", "inspect"),
     ),
+    "certify": Page(
+        (
+            ("every architecture, for spec/families", "boundary-bundle certify --family all --json result.json"),
+            ("two of them, quickly", "boundary-bundle certify --family llama,gemma3n --reduced"),
+            ("a model of one's own", "boundary-bundle certify --model m.gguf --reduced"),
+            (
+                "one setting again",
+                "boundary-bundle certify --family llama --settings bu+1.s2.split.flash.q8_0-f16.last.short",
+            ),
+        ),
+        (
+            (
+                "settings",
+                "A name holds the batch in tokens (u is the micro-batch), sequences, unified or split cache, flash or "
+                "plain attention, types of keys and values, tokens that give output, short or long context.",
+            ),
+            _CACHE,
+        ),
+        ("run", "fixtures"),
+    ),
     "inspect": Page(
         (
             ("in the terminal", "boundary-bundle inspect step.bbdb"),
@@ -174,7 +194,7 @@ PAGES: Final[dict[str, Page]] = {
 }
 
 _MAIN: Final = """\
-commands on models:  run, demo, describe, strip, fixtures
+commands on models:  run, demo, describe, strip, fixtures, certify
 commands on files:   inspect, validate, diff, convert
 for implementers:    conformance, shim
 for shells:          completion

@@ -23,7 +23,7 @@ from ..native.build import CERTIFY, NativeBuild
 from ..native.download import sha256_file
 from . import models
 from .contracts import BoundaryContract, read_contracts
-from .settings import REDUCED, Covering, Illegal, Run, Setting, Traits, make_run, plan_text, rules
+from .settings import ALL_SETTINGS, REDUCED, Covering, Illegal, Run, Setting, Traits, make_run, plan_text, rules
 
 #: certified: all equal. failed: a bit differs, or something that must be refused is not. crashed: the process ended
 #: or was too slow. refused: the library refuses ranges of it, by name. not built: upstream gives no model to try.
@@ -33,10 +33,6 @@ Verdict = Literal["certified", "failed", "crashed", "refused", "not built"]
 TIME_LIMIT = 600.0
 #: Upstream may abort in so many settings before the model is given up.
 _MOST_ABORTS = 40
-
-
-class CertifyError(Exception):
-    """It cannot be found out; one sentence for the user."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +117,7 @@ def certify(
     limits: Limits = Limits(),
     progress: Callable[[int, int], None] | None = None,
 ) -> Certificate:
-    """Everything about one model file. ``progress`` gets settings done and settings in all.
-
-    Raises CertifyError for settings that are asked for by name and are not there.
-    """
+    """Everything about one model file. ``progress`` gets settings done and settings in all."""
     started = time.monotonic()
     found = Certificate(model.variant.architecture, model.variant.experts, sha256=model.sha256)
     found.n_layer, found.memory, found.gives = model.n_layer, model.memory, model.gives
@@ -140,7 +133,21 @@ def certify(
 
 def describe(path: Path, build: NativeBuild) -> models.Model:
     """A file that was not made here, as the unpatched library has it. Raises models.ModelError."""
-    return models.describe(path, build=build)
+    found = models._run(build, "--describe", str(path))
+    layers = tuple(models.Layer(**layer) for layer in found.pop("layers"))
+    variant = models.Variant(found.pop("architecture"), "moe" if found["n_expert"] else "dense")
+    return models.Model(variant, 0, path, sha256_file(path), path.stat().st_size, layers=layers, **found)
+
+
+_running: set[subprocess.Popen[bytes]] = set()
+_stopped = threading.Event()
+
+
+def stop_all() -> None:
+    """End every program that :func:`certify` runs in any thread, and let none begin. For the end of a process."""
+    _stopped.set()
+    for child in list(_running):
+        child.kill()
 
 
 class _Crash(Exception):
@@ -167,6 +174,9 @@ def _run(command: Sequence[str | Path], seconds: float, on_event: Callable[[dict
             stderr=errors,
             env=environment,
         )
+        _running.add(child)
+        if _stopped.is_set():
+            child.kill()
         slow = threading.Event()
 
         def end() -> None:
@@ -185,6 +195,7 @@ def _run(command: Sequence[str | Path], seconds: float, on_event: Callable[[dict
             status = child.wait()
         finally:
             timer.cancel()
+            _running.discard(child)
             if child.poll() is None:
                 child.kill()
                 child.wait()
@@ -262,10 +273,9 @@ class _Certification:
     def _only(self, ruled: Sequence[Illegal]) -> list[Setting] | None:
         if not (self.limits.only or self.limits.reduced):
             return None
-        array = Covering(ruled).next_round()
         if self.limits.reduced:
-            return array[:REDUCED]
-        return [setting for setting in array if setting.name in self.limits.only]
+            return Covering(ruled).next_round()[:REDUCED]
+        return [setting for setting in ALL_SETTINGS if setting.name in self.limits.only]
 
     def _plan(self, name: str, runs: Sequence[Run], **options: Any) -> Path:
         path = self.folder / f"{name}.plan"
@@ -433,4 +443,15 @@ def expected_cuts(model: models.Model) -> list[int]:
     return list(range(1, last + 1))
 
 
-__all__ = ["Certificate", "CertifyError", "Limits", "Programs", "Refusal", "certify", "describe", "sha256_file"]
+__all__ = [
+    "TIME_LIMIT",
+    "Certificate",
+    "Count",
+    "Limits",
+    "Programs",
+    "Refusal",
+    "Verdict",
+    "certify",
+    "describe",
+    "stop_all",
+]
