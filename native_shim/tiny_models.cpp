@@ -26,6 +26,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -36,6 +37,7 @@ using json = nlohmann::ordered_json;
 
 constexpr uint32_t N_CTX_TRAIN = 1024;
 constexpr uint32_t N_SWA = 16;
+constexpr uint32_t N_LAYER_DENSE = 2; // of those that have experts in the others
 constexpr int N_PROMPT = 64;
 constexpr int N_STEPS = 8;
 
@@ -114,6 +116,11 @@ bool never_without_experts(llm_arch arch) {
     return moe_mandatory(arch) || arch == LLM_ARCH_DEEPSEEK2OCR || arch == LLM_ARCH_DEEPSEEK4;
 }
 
+bool norm_after_sum(llm_arch arch) {
+    return arch == LLM_ARCH_BERT || arch == LLM_ARCH_NOMIC_BERT || arch == LLM_ARCH_NOMIC_BERT_MOE ||
+           arch == LLM_ARCH_JINA_BERT_V2 || arch == LLM_ARCH_JINA_BERT_V3;
+}
+
 // One value a layer: `period` repeated.
 template <typename T> std::vector<T> repeated(const std::vector<T> &period, uint32_t n_layer) {
     std::vector<T> values;
@@ -153,6 +160,7 @@ void enlarge(llm_arch arch, bool moe, gguf_context *ctx) {
 
     kv.set(LLM_KV_CONTEXT_LENGTH, N_CTX_TRAIN);
     kv.set(LLM_KV_BLOCK_COUNT, n_layer);
+    kv.set(LLM_KV_LEADING_DENSE_BLOCK_COUNT, N_LAYER_DENSE);
     kv.set(LLM_KV_EMBEDDING_LENGTH, n_embd);
     kv.set(LLM_KV_FEATURES_LENGTH, n_embd);
     kv.set(LLM_KV_POSNET_EMBEDDING_LENGTH, n_embd);
@@ -247,8 +255,11 @@ void enlarge(llm_arch arch, bool moe, gguf_context *ctx) {
                 gguf_add_tensor(ctx, &t);
             }
             break;
-        case LLM_ARCH_PLM: // a part of the head is without rope
-            kv.set(LLM_KV_ROPE_DIMENSION_COUNT, uint32_t(32));
+        case LLM_ARCH_NEMOTRON_H_MOE:
+            if (moe) {
+                kv.set(LLM_KV_EXPERT_SHARED_FEED_FORWARD_LENGTH, uint32_t(64));
+                kv.set(LLM_KV_MOE_LATENT_SIZE, uint32_t(64));
+            }
             break;
         case LLM_ARCH_NOMIC_BERT_MOE: kv.set(LLM_KV_MOE_EVERY_N_LAYERS, uint32_t(moe ? 2 : 0)); break;
         default: break;
@@ -256,9 +267,7 @@ void enlarge(llm_arch arch, bool moe, gguf_context *ctx) {
     if (arch == LLM_ARCH_RWKV6QWEN2 || arch == LLM_ARCH_ARWKV7) {
         kv.set(LLM_KV_TOKEN_SHIFT_COUNT, uint32_t(1));
     }
-    // Tokens have types in this family.
-    if (arch == LLM_ARCH_BERT || arch == LLM_ARCH_NOMIC_BERT || arch == LLM_ARCH_NOMIC_BERT_MOE ||
-        arch == LLM_ARCH_JINA_BERT_V2 || arch == LLM_ARCH_JINA_BERT_V3) {
+    if (norm_after_sum(arch)) { // in the same family tokens have types
         kv.set(LLM_KV_TOKENIZER_TOKEN_TYPE_COUNT, uint32_t(2));
     }
 }
@@ -317,6 +326,21 @@ bool ends(const std::string &text, const std::string &tail) {
     return text.size() >= tail.size() && text.compare(text.size() - tail.size(), tail.size(), tail) == 0;
 }
 
+// The layer of a tensor, as the files name it: "blk.3.", or "dec.blk.3." and "enc.blk.3.".
+std::string layer_of(const std::string &name) {
+    const size_t at = name.find("blk.");
+    return at == std::string::npos ? "" : name.substr(0, name.find('.', at + 4) + 1);
+}
+
+// What a layer adds to the residual stream goes through one of these.
+bool is_output_projection(const std::string &name) {
+    static const char *const parts[] = {".attn_output.", ".attn_output_b.", ".attn_o.",          ".cross_attn_o.",
+                                        ".ffn_down.",    ".ffn_down_exps.", ".ffn_down_shexp.",  ".ffn_down_chexps.",
+                                        ".ssm_out.",     ".time_mix_output.", ".channel_mix_value.",
+                                        ".shortconv.out_proj.", ".laurel_r.", ".proj.",          ".ffn_latent_up."};
+    return std::any_of(std::begin(parts), std::end(parts), [&](const char *part) { return has(name, part); });
+}
+
 struct distribution {
     double mean = 0.0;
     double deviation = 1.0;
@@ -324,15 +348,16 @@ struct distribution {
 };
 
 // So that activations stay of order one and every layer and every weight matters.
-distribution distribution_of(const ggml_tensor *t) {
+distribution distribution_of(const ggml_tensor *t, bool weak_outputs) {
     const std::string name = t->name;
-    const double matrix = 1.0 / std::sqrt((double)t->ne[0]);
+    const double strength = weak_outputs && is_output_projection(name) ? 0.5 : 1.0;
+    const double matrix = strength / std::sqrt((double)t->ne[0]);
     const distribution gain = {1.0, 0.1, sign::positive};
     if (ends(name, ".bias")) {
         if (has(name, "ssm_dt")) { // a step of 0.3 after softplus
             return {-1.0, 0.3};
         }
-        return {0.0, 0.1};
+        return {0.0, weak_outputs ? 0.03 : 0.1};
     }
     if (has(name, "ssm_a")) { // the logarithm's negative: decay
         return {1.0, 0.3, sign::negative};
@@ -364,8 +389,15 @@ distribution distribution_of(const ggml_tensor *t) {
     return {0.0, matrix};
 }
 
+struct weights {
+    uint64_t seed;
+    // Where a norm follows the sum, a layer halves what came before, and rows of different tokens become alike.
+    bool weak_outputs;
+};
+
 void set_weights(ggml_tensor *tensor, void *userdata) {
-    generator random(*(const uint64_t *)userdata, tensor->name);
+    const weights &wanted = *(const weights *)userdata;
+    generator random(wanted.seed, tensor->name);
     const int64_t n = ggml_nelements(tensor);
     if (tensor->type == GGML_TYPE_I32) { // experts chosen by token: different ones for one token
         std::vector<int32_t> values;
@@ -379,7 +411,7 @@ void set_weights(ggml_tensor *tensor, void *userdata) {
         ggml_backend_tensor_set(tensor, values.data(), 0, ggml_nbytes(tensor));
         return;
     }
-    const distribution d = distribution_of(tensor);
+    const distribution d = distribution_of(tensor, wanted.weak_outputs);
     std::vector<float> values(n);
     for (float &value : values) {
         value = random.next(d.mean, d.deviation, d.wanted);
@@ -407,18 +439,45 @@ llama_model_params model_params() {
     return params;
 }
 
-void make(llm_arch arch, bool moe, uint64_t seed, const char *path) {
+// Without a file the library makes every optional tensor that it knows. These contradict others, or no real file of
+// the architecture has them.
+bool superfluous(llm_arch arch, const std::string &name, uint32_t n_layer_dense) {
+    if (ends(name, ".input_scale") || (ends(name, ".scale") && arch != LLM_ARCH_BITNET)) {
+        return true; // of one quantised type
+    }
+    switch (arch) {
+        case LLM_ARCH_RWKV6QWEN2: return has(name, "time_mix_first"); // with it the graph is rwkv6's
+        case LLM_ARCH_HY_V3:
+        case LLM_ARCH_MIMO2:
+        case LLM_ARCH_STEP35: { // the first layers have no experts, the others nothing else
+            const bool dense = has(name, ".ffn_gate.") || has(name, ".ffn_down.") || has(name, ".ffn_up.");
+            const bool experts = has(name, "exps.") || has(name, "shexp.") || has(name, "ffn_gate_inp") ||
+                                 has(name, "exp_probs_b");
+            const bool first = !layer_of(name).empty() && std::stoul(name.substr(4)) < n_layer_dense;
+            return first ? experts : dense;
+        }
+        default: return false;
+    }
+}
+
+void make(llm_arch arch, bool moe, uint64_t seed, const char *path, const std::set<std::string> &without) {
     gguf_context_ptr ctx = get_gguf_ctx(arch, moe);
     enlarge(arch, moe, ctx.get());
-    llama_model_ptr model(llama_model_init_from_user(ctx.get(), set_weights, &seed, model_params()));
+    weights wanted = {seed, norm_after_sum(arch)};
+    llama_model_ptr model(llama_model_init_from_user(ctx.get(), set_weights, &wanted, model_params()));
     if (!model) {
         throw problem(because("the library does not build it"));
     }
     gguf_context_ptr out(gguf_init_empty());
     gguf_set_kv(out.get(), ctx.get());
     std::set<std::string> seen; // tied tables and rope factors stand several times in the model
+    for (const std::string &name : without) {
+        if (!model->get_tensor(name.c_str())) {
+            throw problem("there is no tensor " + name + " to leave out");
+        }
+    }
     for (const auto &[name, tensor] : llama_internal_get_tensor_map(model.get())) {
-        if (seen.insert(name).second) {
+        if (seen.insert(name).second && !without.count(name) && !superfluous(arch, name, N_LAYER_DENSE)) {
             gguf_add_tensor(out.get(), tensor);
         }
     }
@@ -614,21 +673,6 @@ json describe(const runner &r) {
     };
 }
 
-// The layer of a tensor, as the files name it: "blk.3.", or "dec.blk.3." and "enc.blk.3.".
-std::string layer_of(const std::string &name) {
-    const size_t at = name.find("blk.");
-    return at == std::string::npos ? "" : name.substr(0, name.find('.', at + 4) + 1);
-}
-
-// What a layer adds to the residual stream goes through one of these.
-bool is_output_projection(const std::string &name) {
-    static const char *const parts[] = {".attn_output.", ".attn_output_b.", ".attn_o.",          ".cross_attn_o.",
-                                        ".ffn_down.",    ".ffn_down_exps.", ".ffn_down_shexp.",  ".ffn_down_chexps.",
-                                        ".ssm_out.",     ".time_mix_output.", ".channel_mix_value.",
-                                        ".shortconv.out_proj.", ".laurel_r.", ".proj.",          ".ffn_latent_up."};
-    return std::any_of(std::begin(parts), std::end(parts), [&](const char *part) { return has(name, part); });
-}
-
 class zeroed { // tensors that are zero for a while
   public:
     explicit zeroed(const std::vector<ggml_tensor *> &tensors) : tensors(tensors) {
@@ -656,15 +700,22 @@ struct change {
     double size = 0.0;     // of the difference, relative to the values (root mean squares)
 };
 
+// The largest negative number stands for tokens that a model never gives.
+bool masked(float value) { return value <= -std::numeric_limits<float>::max(); }
+
 change compare(const std::vector<float> &a, const std::vector<float> &b) {
     double squares = 0.0, differences = 0.0;
-    size_t differing = 0;
+    size_t differing = 0, n = 0;
     for (size_t i = 0; i < a.size(); i++) {
+        if (masked(a[i]) && masked(b[i])) {
+            continue;
+        }
+        n++;
         differing += memcmp(&a[i], &b[i], sizeof(float)) != 0;
         squares += (double)a[i] * a[i];
         differences += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
     }
-    return {(double)differing / (double)a.size(), std::sqrt(differences / squares)};
+    return {(double)differing / (double)n, std::sqrt(differences / squares)};
 }
 
 json check(runner &r) {
@@ -673,12 +724,16 @@ json check(runner &r) {
         std::all_of(whole.values.begin(), whole.values.end(), [](float value) { return std::isfinite(value); });
     std::set<size_t> best;
     double squares = 0.0;
+    size_t n = 0;
     for (size_t row = 0; row < whole.values.size(); row += whole.n_columns) {
         const auto first = whole.values.begin() + (long)row;
         best.insert((size_t)(std::max_element(first, first + whole.n_columns) - first));
     }
     for (const float value : whole.values) {
-        squares += (double)value * value;
+        if (!masked(value)) {
+            squares += (double)value * value;
+            n++;
+        }
     }
     const run_result prompt = r.run(false);
     if (!std::equal(prompt.values.begin(), prompt.values.end(), whole.values.begin(),
@@ -714,7 +769,7 @@ json check(runner &r) {
     }
     return {
         {"finite", finite},
-        {"root_mean_square", std::sqrt(squares / (double)whole.values.size())},
+        {"root_mean_square", std::sqrt(squares / (double)n)},
         {"distinct_maxima", best.size()},
         {"rows", whole.values.size() / whole.n_columns},
         {"columns", whole.n_columns},
@@ -750,8 +805,7 @@ const std::map<std::string, const char *> &refused() {
         {"eagle3", "a draft model: it takes what chosen layers of another model give"},
         {"gemma4-assistant", "a draft model: it reads the cache of another model"},
         {"gptj", "the library names it and has no implementation"},
-        {"plm", "the library's graph does not fit the shapes of its own tensors"},
-        {"rwkv6qwen2", "the library's graph reads a tensor that the loader has not"},
+        {"plm", "the library ends the process: its graph gives values to the cache in a shape that the cache refuses"},
         {"wavtokenizer-dec", "a decoder of sound from convolutions over all positions: it has no layers to cut between"},
     };
     return reasons;
@@ -787,7 +841,7 @@ json with_file(const std::string &path, const std::function<json(runner &)> &wha
 
 int usage() {
     fputs("usage: tiny_models --list\n"
-          "       tiny_models --make ARCHITECTURE dense|moe FILE [SEED]\n"
+          "       tiny_models --make ARCHITECTURE dense|moe FILE SEED [TENSOR TO LEAVE OUT ...]\n"
           "       tiny_models --describe FILE\n"
           "       tiny_models --check FILE\n"
           "       tiny_models --idle FILE\n",
@@ -804,7 +858,7 @@ int main(int argc, char **argv) {
         json result;
         if (args.size() == 1 && args[0] == "--list") {
             result = list();
-        } else if ((args.size() == 4 || args.size() == 5) && args[0] == "--make") {
+        } else if (args.size() >= 5 && args[0] == "--make") {
             const llm_arch arch = llm_arch_from_string(args[1]);
             if (arch == LLM_ARCH_UNKNOWN) {
                 throw problem("there is no architecture " + args[1]);
@@ -812,7 +866,7 @@ int main(int argc, char **argv) {
             if (args[2] != "dense" && args[2] != "moe") {
                 return usage();
             }
-            make(arch, args[2] == "moe", args.size() == 5 ? std::stoull(args[4]) : 0, args[3].c_str());
+            make(arch, args[2] == "moe", std::stoull(args[4]), args[3].c_str(), {args.begin() + 5, args.end()});
             result = with_file(args[3], describe);
         } else if (args.size() == 2 && (args[0] == "--describe" || args[0] == "--check" || args[0] == "--idle")) {
             result = with_file(args[1], [&](runner &r) {

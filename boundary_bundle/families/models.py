@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -104,11 +105,19 @@ def refused(build: NativeBuild | None = None) -> dict[str, str]:
     return {row["architecture"]: row["reason"] for row in _run(build, "--list")["refused"]}
 
 
-def make_model(variant: tuple[str, str], path: Path | str, *, seed: int = 0, build: NativeBuild | None = None) -> Model:
+def make_model(
+    variant: tuple[str, str],
+    path: Path | str,
+    *,
+    seed: int = 0,
+    without: Sequence[str] = (),
+    build: NativeBuild | None = None,
+) -> Model:
     """Write ``variant`` to ``path`` (through a temporary file beside it), load it, and describe it.
 
-    The bytes depend on the variant and the seed (0 to 2**64 - 1) alone. Raises ModelError if the library does not
-    build or run it.
+    The bytes depend on the variant, the seed (0 to 2**64 - 1) and ``without`` alone: names of tensors to leave out,
+    such as output.weight for a head that is tied to the token table. Raises ModelError if the library does not build,
+    load or run it.
     """
     architecture, experts = variant
     reason = refused(build).get(architecture)
@@ -118,7 +127,7 @@ def make_model(variant: tuple[str, str], path: Path | str, *, seed: int = 0, bui
     handle, partial = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     os.close(handle)
     try:
-        found = _run(build, "--make", architecture, experts, partial, str(seed))
+        found = _run(build, "--make", architecture, experts, partial, str(seed), *without)
         digest, size = sha256_file(Path(partial)), os.stat(partial).st_size
         os.chmod(partial, default_mode())
         os.replace(partial, path)
