@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from .bundle import (
     ATTRIBUTE_TYPES,
     ATTRIBUTES,
+    LIMIT_MAXIMA,
     REGISTERED_KEYS,
     Attribute,
     AttributeKey,
@@ -30,6 +31,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._/-]{1,63}")
 _SYMBOL: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]*")
 _BELOW: Final = 1 << 63
+_MOST_DIMENSIONS: Final = LIMIT_MAXIMA["rank"]
 #: The symbol whose value a bundle can state itself, as the attribute n_tokens.
 _TOKENS: Final = "tokens"
 _N_TOKENS: Final = ATTRIBUTES["n_tokens"][0]
@@ -142,6 +144,8 @@ class TensorRule:
         self.name = name
         self.dtype = dtype
         self.sums = [_Sum(dimension) for dimension in shape]
+        if len(self.sums) > _MOST_DIMENSIONS:
+            raise ValueError(f"tensor {name!r} has {len(self.sums)} dimensions, over {_MOST_DIMENSIONS}")
         self.shape = tuple(str(dimension) for dimension in self.sums)
         if token_axis is not None and not 0 <= token_axis < len(self.sums):
             raise ValueError(f"tensor {name!r} has no axis {token_axis}")

@@ -182,6 +182,9 @@ def test_contract_sums() -> None:
     for name in ("", "a b", "a\n", "\u00e9", "n" * 64):
         with pytest.raises(ValueError, match="name of a tensor"):
             TensorRule(name, "u8", ("n",))
+    assert TensorRule("a", "u8", range(8)).text() == "tensor a u8 [0,1,2,3,4,5,6,7] -"
+    with pytest.raises(ValueError, match="9 dimensions"):
+        TensorRule("a", "u8", range(9))
     with pytest.raises(ValueError, match="unknown dtype"):
         TensorRule("a", "q9", ("n",))
 

@@ -495,6 +495,45 @@ def make(book: Book) -> None:
             contract=unsorted,
             names={"attribute": key},
         )
+    negative, nan = u64(1 << 63), u64(0x7FF8_0000_0000_0001)
+    fixed = contract(
+        [],
+        [(0x0101, "f64", u64(0)), (0x0102, "f64", nan)],
+        "boundary-bundle contract 1\nattribute 0x0101 f64 0000000000000000\nattribute 0x0102 f64 010000000000f87f\n",
+    )
+    good(
+        "5.3",
+        "f64",
+        "Values are compared by their bytes: a NaN is equal to itself.",
+        B((), (A(0x0101, "f64", u64(0)), A(0x0102, "f64", nan))),
+        contract=fixed,
+    )
+    for slug, comment, zero_value, nan_value, key in (
+        ("f64-negative-zero", "-0.0 is not 0.0.", negative, nan, 0x0101),
+        ("f64-other-nan", "A NaN with another payload.", u64(0), u64(0x7FF8_0000_0000_0002), 0x0102),
+    ):
+        bad(
+            "contract_attribute",
+            slug,
+            comment,
+            B((), (A(0x0101, "f64", zero_value), A(0x0102, "f64", nan_value))).encode(),
+            "contract_attribute",
+            None,
+            contract=fixed,
+            names={"attribute": key},
+        )
+    spelled = contract(
+        [("a", "u8", ("b1+_+b+B_+B+0",), None), ("b", "u8", ("b1+0", "b", "_", "B_", "B"), None)],
+        [],
+        "boundary-bundle contract 1\ntensor a u8 [B+B_+_+b+b1] -\ntensor b u8 [b1,b,_,B_,B] -\n",
+    )
+    good(
+        "5.3",
+        "symbols-by-bytes",
+        "Symbols stand in ascending order of their bytes; a number of 0 beside one is none, and leaves it alone.",
+        B((T("a", "u8", (15,)), T("b", "u8", (1, 2, 3, 4, 5)))),
+        contract=spelled,
+    )
     layers = contract(
         [],
         [(0x8003, "u64", u64(0)), (0x8004, "u64", u64(15)), (N_LAYER, "u64", None)],
