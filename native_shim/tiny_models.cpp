@@ -189,6 +189,9 @@ void enlarge(llm_arch arch, bool moe, gguf_context *ctx) {
     kv.set(LLM_KV_WKV_HEAD_SIZE, head_size);
     kv.set(LLM_KV_SSM_INNER_SIZE, 2 * n_embd);
     kv.set(LLM_KV_SSM_TIME_STEP_RANK, n_head);
+    if (arch != LLM_ARCH_QWEN3NEXT && arch != LLM_ARCH_QWEN35 && arch != LLM_ARCH_QWEN35MOE) {
+        kv.set(LLM_KV_SSM_STATE_SIZE, uint32_t(32)); // there it is the head size too
+    }
     kv.set(LLM_KV_ATTENTION_Q_LORA_RANK, uint32_t(64));
     kv.set(LLM_KV_ATTENTION_KV_LORA_RANK, uint32_t(64));
     if (gguf_find_key(ctx, LLM_KV(arch)(LLM_KV_EXPERT_COUNT).c_str()) >= 0) {
@@ -254,6 +257,14 @@ void enlarge(llm_arch arch, bool moe, gguf_context *ctx) {
                 ggml_format_name(&t, "blk.%u.ffn_gate_tid2eid.weight", il);
                 gguf_add_tensor(ctx, &t);
             }
+            break;
+        case LLM_ARCH_MISTRAL3: // scores grow from position 32 on
+            kv.set(LLM_KV_ATTENTION_TEMPERATURE_SCALE, 0.1f);
+            kv.set(LLM_KV_ROPE_SCALING_ORIG_CTX_LEN, uint32_t(32));
+            break;
+        case LLM_ARCH_MISTRAL4:
+            kv.set(LLM_KV_ATTENTION_TEMPERATURE_SCALE, 0.1f);
+            kv.set(LLM_KV_ATTENTION_TEMPERATURE_LENGTH, uint32_t(32));
             break;
         case LLM_ARCH_NEMOTRON_H_MOE:
             if (moe) {
@@ -354,8 +365,8 @@ distribution distribution_of(const ggml_tensor *t, bool weak_outputs) {
     const double matrix = strength / std::sqrt((double)t->ne[0]);
     const distribution gain = {1.0, 0.1, sign::positive};
     if (ends(name, ".bias")) {
-        if (has(name, "ssm_dt")) { // a step of 0.3 after softplus
-            return {-1.0, 0.3};
+        if (has(name, "ssm_dt")) { // a step of 0.05 after softplus: the state outlives the prompt
+            return {-3.0, 0.3};
         }
         return {0.0, weak_outputs ? 0.03 : 0.1};
     }
@@ -372,10 +383,10 @@ distribution distribution_of(const ggml_tensor *t, bool weak_outputs) {
     if (has(name, "lerp")) { // between this token and the one before
         return {0.5, 0.2};
     }
-    if (has(name, "time_mix_decay.")) {
-        return {-1.0, 0.5};
+    if (has(name, "time_mix_decay.") || has(name, "time_mix_w0")) { // slow, for the same reason
+        return {-3.0, 0.3};
     }
-    if (has(name, "time_mix_first") || has(name, "time_mix_w0") || has(name, "time_mix_a0") ||
+    if (has(name, "time_mix_first") || has(name, "time_mix_a0") ||
         has(name, "time_mix_v0") || has(name, "time_mix_r_k")) {
         return {0.0, 0.3};
     }
@@ -534,12 +545,13 @@ class runner {
         logits = gives_logits();
         ctx = context();
         memory = llama_get_memory(ctx.get());
+        remembers = memory && decoder && differs_after_prompt();
     }
 
-    // The prompt and, if the model remembers, some steps; the same tokens every time.
-    run_result run(bool steps) {
+    // The prompt and, if the model remembers, some steps; the same tokens every time, or with another one at `changed`.
+    run_result run(bool steps, int changed = -1) {
         run_result result;
-        result.n_columns = logits ? n_vocab : llama_model_n_embd_out(model);
+        result.n_columns = columns();
         if (memory) {
             llama_memory_clear(memory, true);
         }
@@ -548,12 +560,15 @@ class runner {
         for (int i = 0; i < N_PROMPT + N_STEPS; i++) {
             tokens.push_back((llama_token)(mix(state) % (uint64_t)n_vocab));
         }
+        if (changed >= 0) {
+            tokens[changed] = (tokens[changed] + 1) % n_vocab;
+        }
         if (encoder && decoder) {
             compute(tokens.data() + N_STEPS, N_PROMPT, 0, true);
         }
         compute(tokens.data(), N_PROMPT, 0, encoder && !decoder);
         take(result, N_PROMPT);
-        for (int i = 0; steps && decoder && memory && i < N_STEPS; i++) {
+        for (int i = 0; steps && remembers && i < N_STEPS; i++) {
             compute(tokens.data() + N_PROMPT + i, 1, N_PROMPT + i, false);
             take(result, 1);
         }
@@ -566,6 +581,7 @@ class runner {
     bool encoder = false;
     bool decoder = false;
     bool logits = true;
+    bool remembers = false;
     int n_vocab = 0;
 
   private:
@@ -599,18 +615,35 @@ class runner {
         return !std::all_of(buffer, buffer + n_vocab, [](float value) { return std::isnan(value); });
     }
 
-    void compute_prompt() {
+    // Some graphs use no memory though the library makes one.
+    bool differs_after_prompt() {
+        std::vector<float> rows[2];
+        for (llama_token last = 0; last < 2; last++) {
+            compute_prompt(last);
+            const llama_token next = 1;
+            compute(&next, 1, 4, false);
+            run_result result;
+            result.n_columns = columns();
+            take(result, 1);
+            rows[last] = result.values;
+        }
+        return memcmp(rows[0].data(), rows[1].data(), rows[0].size() * sizeof(float)) != 0;
+    }
+
+    void compute_prompt(llama_token last = 1) {
         if (memory) {
             llama_memory_clear(memory, true);
         }
-        const std::vector<llama_token> tokens(4, 1);
+        const llama_token tokens[4] = {1, 1, 1, last};
         if (encoder) {
-            compute(tokens.data(), 4, 0, true);
+            compute(tokens, 4, 0, true);
         }
         if (decoder) {
-            compute(tokens.data(), 4, 0, false);
+            compute(tokens, 4, 0, false);
         }
     }
+
+    int columns() const { return logits ? n_vocab : (int)llama_model_n_embd_out(model); }
 
     void compute(const llama_token *tokens, int n, int start, bool encode) {
         llama_batch batch = llama_batch_init(n, 0, 1);
@@ -657,6 +690,7 @@ json describe(const runner &r) {
         {"architecture", llm_arch_name(r.model->arch)},
         {"gives", r.logits ? "logits" : "embeddings"},
         {"memory", memory_kind(r.memory)},
+        {"remembers", r.remembers},
         {"encoder", r.encoder},
         {"decoder", r.decoder},
         {"attention", attention},
@@ -741,6 +775,11 @@ json check(runner &r) {
         throw problem("two runs give different values");
     }
 
+    // How much the last row depends on a token that lies further back than a window: on what caches and states hold.
+    const run_result other = r.run(true, N_PROMPT - (int)N_SWA - 1);
+    const change earlier = compare({whole.values.end() - whole.n_columns, whole.values.end()},
+                                   {other.values.end() - other.n_columns, other.values.end()});
+
     std::map<std::string, std::vector<ggml_tensor *>> outputs;
     std::set<std::string> layers;
     std::set<ggml_tensor *> seen;
@@ -773,6 +812,8 @@ json check(runner &r) {
         {"distinct_maxima", best.size()},
         {"rows", whole.values.size() / whole.n_columns},
         {"columns", whole.n_columns},
+        {"context_fraction", earlier.fraction},
+        {"context_size", earlier.size},
         {"identity_fraction", least.fraction},
         {"identity_size", least.size},
         {"identity", changes},

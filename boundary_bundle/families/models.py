@@ -61,11 +61,12 @@ class Model:
     """A written file and what the unpatched library, having loaded it, says of it.
 
     ``gives`` is what an output row holds. ``memory`` is the library's kind: none, kv, iswa, recurrent, hybrid,
-    hybrid_iswa, dsa or dsv4; without memory, and where ``attention`` is "full", a prompt is one micro-batch and there
-    are no decode steps. With ``encoder`` the prompt goes through llama_encode, and through llama_decode after it if
-    there is a ``decoder`` too. ``n_embd_inp`` is the width of a row of vectors that goes in. ``n_layer_kv_from_start``
-    is -1 or the number of first layers that have KV caches of their own. ``n_pos_per_token`` is the number of
-    positions that a token has.
+    hybrid_iswa, dsa or dsv4; ``remembers`` says whether a decode step really depends on it (the library makes a cache
+    for some that do not use it). What does not remember takes a prompt as one micro-batch and has no decode steps.
+    ``attention`` says whether a token sees the ones after it. With ``encoder`` the prompt goes through llama_encode,
+    and through llama_decode after it if there is a ``decoder`` too. ``n_embd_inp`` is the width of a row of vectors
+    that goes in. ``n_layer_kv_from_start`` is -1 or the number of first layers that have KV caches of their own.
+    ``n_pos_per_token`` is the number of positions that a token has.
     """
 
     variant: Variant
@@ -75,6 +76,7 @@ class Model:
     size: int
     gives: Gives
     memory: str
+    remembers: bool
     encoder: bool
     decoder: bool
     attention: Literal["causal", "full"]
@@ -142,12 +144,12 @@ def make_model(
 
 @dataclass(frozen=True)
 class Check:
-    """What a file gives in the unsplit, unpatched library: a prompt of 64 tokens and, with memory, 8 single ones.
+    """What a file gives in the unsplit, unpatched library: a prompt of 64 tokens and, if it remembers, 8 single ones.
 
-    ``distinct_maxima`` counts the columns that are the largest of some row. ``identity_fraction`` and
-    ``identity_size`` are the least over all layers of what a layer without its output projections changes in the
-    prompt's values: the share of values with other bits, and the change's root mean square over the values'.
-    Values that the model itself masks are left out.
+    ``distinct_maxima`` counts the columns that are the largest of some row. A fraction is the share of values with
+    other bits, a size the root mean square of the change over that of the values: for ``identity``, the least over
+    all layers of what a layer without its output projections changes in the prompt's values; for ``context``, what
+    another token further back than a window changes in the last row. Values that the model itself masks are left out.
     """
 
     finite: bool
@@ -155,13 +157,20 @@ class Check:
     distinct_maxima: int
     rows: int
     columns: int
+    context_fraction: float
+    context_size: float
     identity_fraction: float
     identity_size: float
 
     @property
     def sound(self) -> bool:
-        """Whether an error in any layer shows: the file is good for a test."""
-        return self.finite and self.distinct_maxima >= 8 and self.identity_fraction > 0.99 and self.identity_size > 0.01
+        """Whether an error in any layer, cache or state shows: the file is good for a test."""
+        return (
+            self.finite
+            and self.distinct_maxima >= 8
+            and min(self.context_fraction, self.identity_fraction) > 0.99
+            and min(self.context_size, self.identity_size) > 1e-3
+        )
 
 
 def check_model(path: Path | str, *, build: NativeBuild | None = None) -> Check:
