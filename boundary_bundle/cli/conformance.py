@@ -16,6 +16,7 @@ from ..conformance import report as reports
 from ..conformance.asks import Case, select
 from ..conformance.matrix import Matrix
 from ..conformance.runner import Report, Unusable
+from ..places import spec_folder
 from .common import (
     CommandError,
     check_target,
@@ -125,7 +126,10 @@ def conformance(options: argparse.Namespace) -> int:
         raise CommandError("both --builtin and a COMMAND are given")
     alone = options.matrix and not options.testee and not options.builtin
     if not options.testee and not options.builtin and not alone:
-        raise CommandError("no testee is given (boundary-bundle conformance [options] -- COMMAND...)")
+        raise CommandError(
+            "no testee is given (boundary-bundle conformance [options] -- COMMAND...); how to write one is told in "
+            f"{shown(spec_folder() / 'testee-protocol.md')}, with templates in {shown(spec_folder() / 'testees')}"
+        )
     if alone and (options.random is not None or options.known_failures is not None):
         raise CommandError("--random and --known-failures need a testee")
     inputs = [path for path in (*options.vectors, options.known_failures) if path is not None]
@@ -264,6 +268,20 @@ def _write(path: Path | None, text: str) -> None:
         write_parts(path, [text.encode("utf-8")])
 
 
+#: Lines of a list of reasons; what is left is in the other reports.
+_REASONS = 12
+
+
+def _print_reasons(report: Report) -> None:
+    """What was skipped and what is wrong, by kind."""
+    kinds = [(what, count, f", such as {case}") for what, count, case in reports.faults(report)]
+    for word, rows in (("skipped", [(*row, "") for row in reports.skipped(report)]), ("failed", kinds)):
+        for what, count, example in rows[:_REASONS]:
+            print(f"{word} {count:6,}  {what}{example}")
+        if len(rows) > _REASONS:
+            print(f"{word}         and {len(rows) - _REASONS} more kinds")
+
+
 def _print(report: Report, options: argparse.Namespace) -> None:
     hello = report.hello
     if not options.quiet:
@@ -271,21 +289,22 @@ def _print(report: Report, options: argparse.Namespace) -> None:
         rows = [
             [
                 f"{entry.name:<5}{entry.title}",
-                str(entry.total),
-                str(entry.counts["passed"]),
-                str(entry.counts["skipped"] or ""),
+                f"{entry.total:,}",
+                f"{entry.counts['passed']:,}",
+                f"{entry.counts['skipped']:,}" if entry.counts["skipped"] else "",
                 str(entry.failed or ""),
                 str(entry.known or ""),
             ]
             for entry in reports.sections(report)
         ]
         print_table(name, ["section", "cases", "passed", "skipped", "failed", "known"], rows)
-        failures = report.failures
-        for outcome in failures[: options.details]:
-            print("\n" + "\n".join(reports.describe(outcome)))
-        if len(failures) > options.details:
-            print(f"\nand {counted(len(failures) - options.details, 'more failure')} (--details, --json, --html)")
+        groups = reports.grouped(report.failures)
+        for group in groups[: options.details]:
+            print("\n" + "\n".join(reports.describe(group.outcome, group.modes)))
+        if len(groups) > options.details:
+            print(f"\nand {counted(len(groups) - options.details, 'more vector')} (--details, --json, --html)")
         print()
+        _print_reasons(report)
     for line in reports.known_lines(report):
         print(line)
     if "stop" in hello:
@@ -296,7 +315,8 @@ def _print(report: Report, options: argparse.Namespace) -> None:
     if report.random is not None:
         drawn = report.random
         print(
-            f"random: {drawn['cases']:,} cases with seed {drawn['seed']}, {len(drawn['failures'])} different failures; "
+            f"random: {drawn['cases']:,} cases with seed {drawn['seed']}, "
+            f"{counted(len(drawn['failures']), 'different failure')}; "
             f"{drawn['seconds']:.1f} s"
         )
         for entry in drawn["failures"]:

@@ -214,13 +214,25 @@ def verdict(matrix: Matrix) -> str:
     return f"{table}; {told}; {matrix.seconds:.1f} s"
 
 
+def _such_as(wrong: Sequence[tuple[str, str]]) -> str:
+    bundle, reason = wrong[0]
+    return f"{bundle}: {reason}" if len(wrong) == 1 else f"{len(wrong)} bundles, such as {bundle}: {reason}"
+
+
 def describe(matrix: Matrix) -> Iterator[str]:
     """What stands below the table: what is wrong, and who is not in it."""
+    unwritten: dict[str, list[tuple[str, str]]] = {}
     for encoder, bundle, reason in matrix.unwritten:
-        yield f"wrong: {encoder} does not write {bundle}: {reason}"
+        unwritten.setdefault(encoder, []).append((bundle, reason))
+    for encoder, wrong in unwritten.items():
+        yield f"wrong: {encoder} does not write {_such_as(wrong)}"
+    # A reader with a fault has it with every writer.
+    misread: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
     for cell in matrix.cells:
-        for bundle, reason in cell.wrong:
-            yield f"wrong: {cell.decoder} reads {bundle} of {cell.encoder} otherwise: {reason}"
+        if cell.wrong:
+            misread.setdefault((cell.decoder, tuple(cell.wrong)), []).append(cell.encoder)
+    for (decoder, cases), encoders in misread.items():
+        yield f"wrong: {decoder} reads otherwise, from {', '.join(encoders)}: {_such_as(cases)}"
     for kind, entries in (("not full", matrix.partly), ("left out", matrix.left_out)):
         for name, reason in entries:
             yield f"{kind}: {name}: {shown(reason.encode('utf-8', 'replace'), 400)}"

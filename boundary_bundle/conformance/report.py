@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
@@ -15,6 +15,7 @@ from . import matrix as matrices
 from .asks import tell_error
 from .matrix import Matrix
 from .runner import RESULTS, Outcome, Report, Unusable
+from .testee import TROUBLES, shown
 
 _TITLES = {
     "2": "frames",
@@ -78,12 +79,82 @@ def sections(report: Report) -> list[Section]:
         section.counts[outcome.result] += 1
         section.failed += outcome.failed
         section.known += outcome.known
+    return [found[name] for name in sorted(found, key=_order)]
 
-    def order(name: str) -> tuple[Any, ...]:
-        number, _, unit = name.partition(" ")
-        return [int(part) for part in number.split(".")], unit or "Z"
 
-    return [found[name] for name in sorted(found, key=order)]
+def _order(name: str) -> tuple[Any, ...]:
+    """Sorts sections as the specification has them."""
+    number, _, unit = name.partition(" ")
+    return [int(part) for part in number.split(".")], unit or "Z"
+
+
+@dataclass
+class Group:
+    """Failures of one vector that differ in nothing but the mode."""
+
+    outcome: Outcome
+    modes: list[str]
+
+    @property
+    def id(self) -> str:
+        """What a line of known failures may say: the case, or the vector with several."""
+        return self.outcome.case.id if len(self.modes) == 1 else self.outcome.case.vector.id
+
+
+def grouped(outcomes: Iterable[Outcome]) -> list[Group]:
+    """Failures in the order of the specification, those of one vector together where they say the same."""
+    groups: dict[tuple[Any, ...], Group] = {}
+    for outcome in sorted(outcomes, key=lambda outcome: _order(place_of(outcome.case.vector.section))):
+        said = (outcome.result, outcome.known, expected_text(outcome), got_text(outcome), *outcome.details)
+        variant = outcome.ask.variant if outcome.ask is not None else ""
+        key = (outcome.case.vector.file, outcome.case.vector.id, variant, outcome.stderr, *said)
+        groups.setdefault(key, Group(outcome, [])).modes.append(outcome.case.mode)
+    return list(groups.values())
+
+
+def fault_of(outcome: Outcome) -> str:
+    """What kind of fault a failure is, without values: the same for all that one mistake may have caused."""
+    if outcome.result != "wrong":
+        return TROUBLES[outcome.kind][1] if outcome.kind in TROUBLES else outcome.result
+    wanted = outcome.ask.expected.error if outcome.ask is not None else None
+    got = (outcome.answer or {}).get("error")
+    if wanted is not None and isinstance(got, dict):
+        if got.get("name") != wanted["name"]:
+            return f"{_quoted(got.get('name'))} instead of {wanted['name']}"
+        for key in ("number", "offset", "tensor", "attribute"):
+            if key in wanted and got.get(key) != wanted[key]:
+                return f"the right error with another {key}"
+        return "the right error after other bundles"
+    if isinstance(got, dict):
+        return f"refused with {_quoted(got.get('name'))}"
+    if wanted is not None:
+        return f"accepted instead of {wanted['name']}"
+    if outcome.case.mode == "encode":
+        return "other bytes from the encoder"
+    where = re.sub(r"\[\d+\]", "", outcome.details[0].split(":")[0]) if outcome.details else ""
+    return f"other content: {shown(where.removeprefix('bundles.').encode('utf-8', 'replace'))}"
+
+
+def _quoted(name: Any) -> str:
+    return shown(str(name).encode("utf-8", "replace"), 60)
+
+
+def faults(report: Report) -> list[tuple[str, int, str]]:
+    """Kinds of faults with how many cases show each and one of these, the most frequent first."""
+    found: dict[str, list[Outcome]] = {}
+    for group in grouped(report.failures):
+        found.setdefault(fault_of(group.outcome), []).extend([group.outcome] * len(group.modes))
+    rows = [(what, len(outcomes), outcomes[0].case.id) for what, outcomes in found.items()]
+    return sorted(rows, key=lambda row: -row[1])
+
+
+def skipped(report: Report) -> list[tuple[str, int]]:
+    """Reasons for what was skipped, with how many cases, the most frequent first."""
+    found: dict[str, int] = {}
+    for outcome in report.outcomes:
+        if outcome.result == "skipped":
+            found[outcome.details[0]] = found.get(outcome.details[0], 0) + 1
+    return sorted(found.items(), key=lambda row: -row[1])
 
 
 def expected_text(outcome: Outcome) -> str:
@@ -145,32 +216,49 @@ def annotated(outcome: Outcome) -> list[tuple[Row, bool]]:
     return [(rows[i], i == hit and rows[i].offset <= at < rows[i].end) for i in chosen]
 
 
+def _what(row: Row) -> str:
+    # A payload and a padding are all of their section.
+    return " ".join(part for part in (row.field if row.field != row.section else "", row.value, row.meaning) if part)
+
+
 def row_text(row: Row) -> str:
     """A field's bytes."""
     text = row.data[:16].hex(" ")
     return text + (" ..." if row.size > 16 else "")
 
 
-def describe(outcome: Outcome) -> Iterator[str]:
-    """A failure in lines."""
+def differences(outcome: Outcome) -> list[str]:
+    """The details of a failure that say more than what was expected and what came."""
+    wanted = outcome.ask.expected.error if outcome.ask is not None else None
+    got = (outcome.answer or {}).get("error")
+    told = tell_error(wanted) if wanted is not None else ""
+    came = tell_error(got) if isinstance(got, dict) else ""
+    repeated = (f"{came} instead of {told}", f"refused with {came}", f"accepted instead of {told}")
+    return [detail for detail in outcome.details if detail not in repeated]
+
+
+def describe(outcome: Outcome, modes: Sequence[str] = ()) -> Iterator[str]:
+    """A failure in lines; ``modes`` are those of a group."""
     vector = outcome.case.vector
     variant = f", {outcome.ask.variant}" if outcome.ask is not None and outcome.ask.variant else ""
-    yield f"{outcome.result.upper()} {outcome.case.id} (section {vector.section}{variant})"
+    if len(modes) > 1:
+        yield f"{outcome.result.upper()} {vector.id} ({', '.join(modes)}; section {vector.section}{variant})"
+    else:
+        yield f"{outcome.result.upper()} {outcome.case.id} (section {vector.section}{variant})"
     yield f"    {vector.raw['comment']}"
     if outcome.result != "not run":
         yield f"    expected: {expected_text(outcome)}"
         if outcome.answer is not None and "failed" not in outcome.answer:
             yield f"    got:      {got_text(outcome)}"
-    for detail in outcome.details[:8]:
+    details = differences(outcome)
+    for detail in details[:8]:
         yield f"    {detail}"
-    if len(outcome.details) > 8:
-        yield f"    and {len(outcome.details) - 8} more differences"
+    if len(details) > 8:
+        yield f"    and {len(details) - 8} more differences"
     if outcome.result != "not run":
         for row, hit in annotated(outcome):
             mark = ">" if hit else " "
-            yield (
-                f"  {mark} {row.offset:6}  {row_text(row):<48} {row.section}: {row.field} {row.value} {row.meaning}"
-            ).rstrip()
+            yield (f"  {mark} {row.offset:6}  {row_text(row):<48} {row.section}: {_what(row)}").rstrip()
     if outcome.stderr:
         yield f"    standard error: {outcome.stderr[-300:].strip()}"
 
@@ -231,6 +319,7 @@ def to_json(report: Report) -> str:
                 {"section": entry.name, "title": entry.title, "failed": entry.failed, "counts": entry.counts}
                 for entry in sections(report)
             ],
+            "faults": [{"what": what, "cases": count, "example": case} for what, count, case in faults(report)],
             "known_failures": {
                 "file": report.known_file,
                 "unmatched": [entry.name for entry in report.unmatched],

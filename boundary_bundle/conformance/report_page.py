@@ -7,8 +7,22 @@ from html import escape
 
 from . import matrix as matrices
 from .matrix import Matrix
-from .report import Section, annotated, expected_text, got_text, known_lines, row_text, sections, verdict
-from .runner import RESULTS, Outcome, Report, Unusable
+from .report import (
+    Group,
+    Section,
+    annotated,
+    differences,
+    expected_text,
+    faults,
+    got_text,
+    grouped,
+    known_lines,
+    row_text,
+    sections,
+    skipped,
+    verdict,
+)
+from .runner import RESULTS, Report, Unusable
 
 _STYLE = """
 :root { --paper: #fafafa; --ink: #1f2430; --soft: #68707f; --line: #e2e4e9; --card: #fff; --mark: #fff3d6;
@@ -52,7 +66,10 @@ summary span { color: var(--soft); } summary .tag { color: var(--tone); font-wei
 .body { padding: 0 .9rem .9rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: .2rem 0 .8rem; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; font-family: var(--mono); font-size: .86em; }
-.bytes td { border: 0; padding: .12rem .6rem; font-size: .85rem; } .bytes { border-radius: 6px; }
+.bytes td { border: 0; padding: .12rem .6rem; font-size: .85rem; }
+.bytes td:nth-child(-n + 4) { white-space: nowrap; } .bytes { border-radius: 6px; }
+.matrix td { border-left: 1px solid var(--line); color: var(--tone); font-weight: 600; }
+.matrix th:first-child { color: var(--ink); }
 .bytes tr.hit { background: var(--mark); } .scroll { overflow-x: auto; }
 .t-passed { --tone: var(--passed); } .t-wrong { --tone: var(--wrong); } .t-skipped { --tone: var(--skipped); }
 .t-error { --tone: var(--error); } .t-crash { --tone: var(--crash); } .t-hang { --tone: var(--hang); }
@@ -120,7 +137,12 @@ def _report(report: Report) -> Iterator[str]:
     yield f"{escape(', '.join(hello['classes']))} · {len(hello['dtypes'])} dtypes · "
     yield f"<code>{escape(' '.join(report.command))}</code></p>\n"
     word, tone = _WORDS[report.status]
-    yield f'<div class="verdict {_tone(tone)}"><strong>{word}</strong> {escape(verdict(report))}</div>\n'
+    told = [verdict(report)]
+    if report.random is not None and report.random["failures"]:
+        told.append("random inputs failed")
+    if report.matrix is not None:
+        told.append(f"matrix: {matrices.verdict(report.matrix)}")
+    yield f'<div class="verdict {_tone(tone)}"><strong>{word}</strong> {escape(" · ".join(told))}</div>\n'
     yield '<div class="tiles">'
     for name, count in report.counts().items():
         if count:
@@ -133,24 +155,25 @@ def _report(report: Report) -> Iterator[str]:
         yield "</ul>\n"
     yield "<h2>By section of the specification</h2>\n"
     yield from _sections(sections(report))
+    kinds = faults(report)
+    if kinds:
+        yield '<h2>What is wrong</h2>\n<table><tr><th>kind of fault</th><th class="n">cases</th><th>such as</th></tr>'
+        for what, count, case in kinds:
+            yield f'<tr><td>{escape(what)}</td><td class="n">{count:,}</td><td class="mono">{escape(case)}</td></tr>'
+        yield "</table>\n"
     yield from _random(report)
     if report.matrix is not None:
         yield "<h2>Who reads whose bundles</h2>\n"
         yield from _matrix(report.matrix)
     failures = [outcome for outcome in report.outcomes if outcome.failing]
     if failures:
+        groups = grouped(failures)
         yield f"<h2>{len(failures):,} {'failure' if len(failures) == 1 else 'failures'}</h2>\n"
-        for index, outcome in enumerate(failures[:_SHOWN]):
-            yield from _failure(outcome, index < 3)
-        if len(failures) > _SHOWN:
-            yield f'<p class="sub">{len(failures) - _SHOWN:,} more are in the JSON report.</p>\n'
-    reasons: dict[str, int] = {}
-    for outcome in report.outcomes:
-        if outcome.result == "skipped":
-            reasons[outcome.details[0]] = reasons.get(outcome.details[0], 0) + 1
+        yield from _failures_by_vector(groups)
+    reasons = skipped(report)
     if reasons:
         yield '<h2>Skipped</h2>\n<table><tr><th>reason</th><th class="n">cases</th></tr>'
-        for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
+        for reason, count in reasons:
             yield f'<tr><td>{escape(reason)}</td><td class="n">{count:,}</td></tr>'
         yield "</table>\n"
     yield (
@@ -164,7 +187,7 @@ def _sections(found: list[Section]) -> Iterator[str]:
     yield '<th class="n">skipped</th><th>results</th></tr>\n'
     for entry in found:
         yield f"<tr><td>{escape(entry.name)}</td><td>{escape(entry.title)}</td>"
-        yield f'<td class="n">{entry.total}</td><td class="n">{entry.failed or ""}</td>'
+        yield f'<td class="n">{entry.total:,}</td><td class="n">{entry.failed or ""}</td>'
         yield f'<td class="n">{entry.counts["skipped"] or ""}</td><td><div class="bar">'
         for result in RESULTS:
             if entry.counts[result]:
@@ -179,7 +202,8 @@ def _random(report: Report) -> Iterator[str]:
     if drawn is None:
         return
     yield f'<h2>Random inputs</h2>\n<p class="sub">{drawn["cases"]:,} cases, seed {drawn["seed"]}, '
-    yield f"{drawn['seconds']:.1f} s, {len(drawn['failures'])} different failures</p>\n"
+    count = len(drawn["failures"])
+    yield f"{drawn['seconds']:.1f} s, {count} different {'failure' if count == 1 else 'failures'}</p>\n"
     for entry in drawn["failures"]:
         yield f'<details class="{_tone(entry["result"])}"><summary><span class="tag">{escape(entry["result"])}</span>'
         yield f"<b>{escape(entry['id'])}</b><span>{escape(entry['detail'])}</span></summary>"
@@ -198,7 +222,7 @@ def _matrix(matrix: Matrix) -> Iterator[str]:
             yield f"<tr><th>{escape(encoder)}</th>"
             for decoder in matrix.decoders:
                 cell = matrix.cell(encoder, decoder)
-                tone = "wrong" if cell.wrong else "passed" if cell.read == matrix.bundles else "skipped"
+                tone = "wrong" if cell.wrong else "passed" if cell.read == matrix.bundles else "known"
                 yield f'<td class="n {_tone(tone)}">{escape(matrices.cell_text(cell, matrix.bundles))}</td>'
             yield "</tr>\n"
         yield "</table></div>\n"
@@ -207,20 +231,30 @@ def _matrix(matrix: Matrix) -> Iterator[str]:
         yield "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines[:_SHOWN]) + "</ul>\n"
 
 
-def _failure(outcome: Outcome, is_open: bool) -> Iterator[str]:
+def _failures_by_vector(groups: list[Group]) -> Iterator[str]:
+    for index, group in enumerate(groups[:_SHOWN]):
+        yield from _failure(group, index < 3)
+    if len(groups) > _SHOWN:
+        yield f'<p class="sub">{len(groups) - _SHOWN:,} more vectors are in the JSON report.</p>\n'
+
+
+def _failure(group: Group, is_open: bool) -> Iterator[str]:
+    outcome = group.outcome
     vector = outcome.case.vector
     tone = "known" if outcome.known else outcome.result
     yield f'<details class="{_tone(tone)}"{" open" if is_open else ""}><summary><span class="tag">'
-    yield f"{'known' if outcome.known else outcome.result}</span><b>{escape(outcome.case.id)}</b>"
+    yield f"{'known' if outcome.known else outcome.result}</span><b>{escape(group.id)}</b>"
     yield f"<span>{escape(vector.raw['comment'])}</span></summary>\n"
     yield f'<div class="body"><dl><dt>section</dt><dd>{escape(vector.section)}</dd>'
+    if len(group.modes) > 1:
+        yield f"<dt>modes</dt><dd>{escape(', '.join(group.modes))}</dd>"
     if outcome.ask is not None and outcome.ask.variant:
         yield f"<dt>asked</dt><dd>{escape(outcome.ask.variant)}</dd>"
     if outcome.result != "not run":
         yield f"<dt>expected</dt><dd>{escape(expected_text(outcome))}</dd>"
         yield f"<dt>got</dt><dd>{escape(got_text(outcome))}</dd>"
-    for detail in outcome.details[:12]:
-        yield f"<dt></dt><dd>{escape(detail)}</dd>"
+    for place, detail in enumerate(differences(outcome)[:12]):
+        yield f"<dt>{'' if place else 'difference'}</dt><dd>{escape(detail)}</dd>"
     if outcome.stderr:
         yield f"<dt>standard error</dt><dd>{escape(outcome.stderr[-500:])}</dd>"
     yield "</dl>"

@@ -315,6 +315,10 @@ def settle(outcome: Outcome, ask: Ask, answer: dict[str, Any] | Trouble, hello: 
     outcome.stderr = stderr
 
 
+def _numbers(section: str) -> list[int]:
+    return [int(part) for part in section.split(".") if part.isdecimal()]
+
+
 def run(
     command: Sequence[str],
     cases: Sequence[Case],
@@ -331,7 +335,8 @@ def run(
     started = time.monotonic()
     chosen = select(cases, only, classes)
     if not chosen:
-        raise Unusable("no case of the kit is selected")
+        sections = sorted({case.vector.section.partition(":")[0] for case in cases}, key=_numbers)
+        raise Unusable(f"no case of the kit is selected; there are the sections {', '.join(sections)}")
     with Runner(command, time_limit=time_limit, restarts=restarts, window=window) as runner:
         hello = runner.start()
         outcomes: dict[int, Outcome] = {}

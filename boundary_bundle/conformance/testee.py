@@ -61,6 +61,15 @@ def shown(raw: bytes, limit: int = 200) -> str:
     return printable + ("..." if len(raw) > limit else "")
 
 
+def _hint(program: str) -> str:
+    """What may be meant by a program that cannot be started."""
+    if not os.path.isfile(program):
+        return ""
+    if os.path.basename(program) == program:
+        return f" on the path; ./{program} is here"
+    return "" if os.access(program, os.X_OK) else " (it is not executable)"
+
+
 class Testee:
     """A running testee. ``time_limit`` is in seconds, for one answer."""
 
@@ -86,7 +95,7 @@ class Testee:
             )
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise Trouble("start", f"{self.command[0]}: {reason}") from None
+            raise Trouble("start", f"{self.command[0]}: {reason}{_hint(self.command[0])}") from None
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         assert self.process.stderr is not None
