@@ -30,6 +30,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
+#include <csignal>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -44,6 +45,7 @@
 #include <vector>
 
 #include <cxxabi.h>
+#include <unistd.h>
 
 namespace {
 
@@ -71,7 +73,7 @@ std::string quoted(const std::string &s) {
             out += '\\';
             out += c;
         } else if ((unsigned char)c < 32) {
-            out += ' ';
+            out += c == '\n' ? "\\n" : " ";
         } else {
             out += c;
         }
@@ -118,6 +120,24 @@ std::string take_complaint(const char *otherwise) {
     std::string taken = complaint.empty() ? otherwise : complaint;
     complaint.clear();
     return taken;
+}
+
+// Where the program is, for whoever reads why the library ended it. Only async-signal-safe calls.
+char where[256] = "";
+
+void say_end(const char *why) {
+    const char *parts[] = {where, *where ? ": " : "", why, "\n"};
+    for (const char *part : parts) {
+        if (write(STDERR_FILENO, part, strlen(part)) < 0) {
+            return; // there is nobody to tell
+        }
+    }
+}
+
+extern "C" void on_signal(int number) {
+    say_end(number == SIGFPE ? "a division by zero" : "a fault in memory");
+    signal(number, SIG_DFL);
+    raise(number);
 }
 
 //
@@ -357,6 +377,7 @@ rows run_unsplit(const llama_model *model, llama_context *ctx, const setting &s,
 }
 
 std::vector<rows> run_unsplit(llama_model *model, setting &s, std::string *memory) {
+    snprintf(where, sizeof(where), "unsplit in setting %s", s.name.c_str());
     context_ptr ctx = context(model, s);
     if (memory) {
         *memory = memory_kind(ctx.get());
@@ -559,6 +580,7 @@ public:
             range.end = end;
             auto error = ours<llama_boundary_error>();
             entry e;
+            snprintf(where, sizeof(where), "loading [%d, %d)", start, end);
             e.model.reset(llama_model_load_layer_range(path_, model_params(), &range, &error));
             e.status = error.status;
             e.message = error.message;
@@ -647,8 +669,9 @@ bytes token_bundle(const llama_layer_ownership &own, const batch &b, uint64_t nu
 // Runs one shard over all batches. sink(batch, bundle) gets what it writes, valid until it returns.
 template <typename Sink>
 void run_shard(ranges &all, int32_t start, int32_t end, const setting &s, const std::vector<bytes> &input, Sink sink) {
-    llama_model *model = all.model(start, end);
     const std::string who = text("shard [%d, %d)", start, end);
+    snprintf(where, sizeof(where), "%s in setting %s", who.c_str(), s.name.c_str());
+    llama_model *model = all.model(start, end);
     context_ptr ctx;
     try {
         ctx = context(model, s);
@@ -925,6 +948,18 @@ int certify(std::vector<setting> &plan, const char *path, const char *file_name,
                        quoted(e.message) + "}";
         }
     }
+    std::string contracts; // of what the first range takes, of every cut, of what the last range gives
+    std::vector<int32_t> places{0};
+    places.insert(places.end(), cuts.begin(), cuts.end());
+    places.push_back(n_layer);
+    for (const int32_t a : places) {
+        char contract[4096];
+        const int32_t n = full.model ? llama_model_boundary_contract(full.model.get(), a, contract, sizeof(contract)) : -1;
+        if (n >= 0 && (size_t)n < sizeof(contract)) {
+            contracts += (contracts.empty() ? "" : ", ") + text("{\"cut\": %d, \"text\": ", a) + quoted(contract) + "}";
+        }
+    }
+
     // a range that begins or ends at an illegal cut is refused whatever its other end
     std::string accepted;
     for (int32_t a = 1; a < n_layer && full.model; a++) {
@@ -939,7 +974,8 @@ int certify(std::vector<setting> &plan, const char *path, const char *file_name,
         }
     }
     say("{\"event\": \"cuts\", \"n_layer\": " + std::to_string(n_layer) + ", \"refused\": " + quoted(refused) +
-        ", \"legal\": [" + legal + "], \"illegal\": [" + illegal + "], \"accepted\": [" + accepted + "]}");
+        ", \"legal\": [" + legal + "], \"illegal\": [" + illegal + "], \"accepted\": [" + accepted +
+        "], \"contracts\": [" + contracts + "]}");
     FILE *file = open_file(file_name, "rb");
     std::vector<rows> want;
     for (setting &s : plan) {
@@ -990,6 +1026,10 @@ int main(int argc, char **argv) {
     }
     setenv("GGML_NO_BACKTRACE", "1", 0); // an abort must not start a debugger
     std::vector<setting> plan = read_plan(argv[1]);
+    ggml_set_abort_callback(say_end);
+    for (const int number : {SIGSEGV, SIGBUS, SIGFPE}) {
+        signal(number, on_signal);
+    }
     llama_log_set(on_log, nullptr);
     llama_backend_init();
     int status = 2;

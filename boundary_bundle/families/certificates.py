@@ -98,6 +98,9 @@ def _variant(one: Certificate) -> dict[str, Any]:
             {"cuts": list(entry.cuts), "tensors": [_tensor(tensor) for tensor in entry.tensors]}
             for entry in one.contracts
         ],
+        "ends": [
+            {"layer": entry.cuts[0], "tensors": [_tensor(tensor) for tensor in entry.tensors]} for entry in one.ends
+        ],
         "settings": one.settings,
         "pairs_of_values_met": one.pairs_met,
         "illegal_settings": [{"values": dict(entry.combination), "reason": entry.reason} for entry in one.illegal],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import tempfile
 import threading
@@ -22,7 +23,7 @@ from typing import Any, Literal
 from ..native.build import CERTIFY, NativeBuild
 from ..native.download import sha256_file
 from . import models
-from .contracts import BoundaryContract, read_contracts
+from .contracts import BoundaryContract, declared, observed
 from .settings import ALL_SETTINGS, REDUCED, Covering, Illegal, Run, Setting, Traits, make_run, plan_text, rules
 
 #: certified: all equal. failed: a bit differs, or something that must be refused is not. crashed: the process ended
@@ -94,6 +95,7 @@ class Certificate:
     boundary: Count = field(default_factory=Count)
     first: dict[str, Any] | None = None
     contracts: list[BoundaryContract] = field(default_factory=list)
+    ends: list[BoundaryContract] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -211,9 +213,12 @@ def _run(command: Sequence[str | Path], seconds: float, on_event: Callable[[dict
     return _Ended(events, "")
 
 
+_FOLDERS = re.compile(r"(?<!\S)\.{0,2}/\S*/")
+
+
 def _without_paths(text: str) -> str:
-    """A library's sentence, with the names of source files without their folders: they differ from build to build."""
-    return " ".join(word.rsplit("/", 1)[-1] if word.startswith("/") else word for word in text.split())
+    """A library's sentence, with the names of files without their folders: they differ from build to build."""
+    return " ".join(_FOLDERS.sub("", text).split())
 
 
 class _Certification:
@@ -370,7 +375,7 @@ class _Certification:
         if ended.fault:
             place = f"after {done[-1]}" if done else "at the beginning"
             raise _Crash(f"{ended.fault} ({place})")
-        found.contracts = read_contracts(bundles)
+        self._read_contracts(crossed["contracts"], bundles, reasons)
         if found.first is not None:
             reasons.insert(0, "differs first at " + json.dumps(found.first, sort_keys=True))
         if crossed["refused"]:
@@ -388,6 +393,15 @@ class _Certification:
             reasons.append(f"pairs of values are neither met nor illegal: {', '.join(found.pairs_unmet)}")
         found.verdict = "failed" if reasons or found.logits.differing or found.boundary.differing else "certified"
         found.reason = "; ".join(reasons)
+
+    def _read_contracts(self, texts: Sequence[dict[str, Any]], bundles: Path, reasons: list[str]) -> None:
+        """What the library declares, held against what crossed."""
+        found, n_layer = self.found, self.model.n_layer
+        found.contracts = declared((row["cut"], row["text"]) for row in texts if 0 < row["cut"] < n_layer)
+        found.ends = declared((row["cut"], row["text"]) for row in texts if row["cut"] in (0, n_layer))
+        crossed = observed(bundles)
+        if crossed and crossed != found.contracts:
+            reasons.append(f"what crosses is {crossed}, but the library declares {found.contracts}")
 
     def _refused_runs(self) -> list[Run]:
         """One setting for each combination that the library refuses when a context is made."""

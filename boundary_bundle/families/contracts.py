@@ -1,15 +1,16 @@
-"""What crosses a boundary, read from bundles that crossed it."""
+"""What crosses a boundary: as the library declares it, and as bundles that crossed have it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..bundle import Bundle
 from ..decoder import decode
 
+_TENSOR = re.compile(r"tensor (\S+) (\S+) \[([^]]*)\] (-|[0-9]+)")
 _FILE = re.compile(r"cut-([0-9]+)-([0-9]+)\.bundle")
 
 
@@ -31,8 +32,21 @@ class BoundaryContract:
     tensors: tuple[CrossingTensor, ...]
 
 
-def read_contracts(folder: Path) -> list[BoundaryContract]:
-    """From files ``cut-CUT-NUMBER.bundle``, batches of different sizes at each cut; equal contracts are one."""
+def declared(texts: Iterable[tuple[int, str]]) -> list[BoundaryContract]:
+    """From the canonical texts of contracts (section 5.3), each with its cut; equal ones are put together."""
+    found: dict[tuple[CrossingTensor, ...], list[int]] = {}
+    for cut, text in texts:
+        rows = []
+        for line in text.split("\n"):
+            if (match := _TENSOR.fullmatch(line)) is not None:
+                axis = None if match[4] == "-" else int(match[4])
+                rows.append(CrossingTensor(match[1], match[2], tuple(match[3].split(",")), axis))
+        found.setdefault(tuple(rows), []).append(cut)
+    return [BoundaryContract(tuple(cuts), tensors) for tensors, cuts in found.items()]
+
+
+def observed(folder: Path) -> list[BoundaryContract]:
+    """From files ``cut-CUT-NUMBER.bundle``, batches of different sizes at each cut; equal ones are put together."""
     by_cut: dict[int, list[Bundle]] = {}
     for path in sorted(folder.iterdir()):
         match = _FILE.fullmatch(path.name)

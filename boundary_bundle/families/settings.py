@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
@@ -37,8 +38,8 @@ FACTORS: dict[str, tuple[str, ...]] = {
 
 #: Steps of one token a sequence after the batches.
 DECODE_STEPS = 8
-#: A combination is taken for illegal when so many settings with it were refused and none ran.
-TRIES = 3
+#: A combination is taken for illegal when so many settings that were made to try it were refused.
+TRIES = 2
 
 _SHORT, _LONG = 50, 524
 _UBATCH = {"short": 8, "long": 64}
@@ -208,6 +209,10 @@ class Covering:
         while settings := covering.next_round():
             for setting in settings:
                 covering.ran(setting) or covering.refused(setting, reason)
+
+    A refused setting does not say which of its values is to blame, and its pairs are still to be met. So every value,
+    and then every pair, that has not been met is tried in further settings that hold as little else as possible that
+    was refused too. What is refused in TRIES of those is illegal.
     """
 
     def __init__(self, illegal: Iterable[Illegal] = (), only: Sequence[Setting] | None = None) -> None:
@@ -215,11 +220,16 @@ class Covering:
         legal = [one for one in ALL_SETTINGS if not any(one.meets(entry.combination) for entry in self._ruled)]
         self._legal: tuple[Setting, ...] = tuple(legal)
         self._only = None if only is None else [one for one in only if one in set(legal)]
+        self._found: list[Illegal] = []
+        self._tried: dict[Combination, list[Setting]] = {}
+        self._met: set[Combination] = set()
         self.good: list[Setting] = []
         self.bad: dict[Setting, str] = {}
 
     def ran(self, setting: Setting) -> None:
         self.good.append(setting)
+        self._met |= _PAIRS[setting]
+        self._met |= {(value,) for value in setting.values()}
 
     def refused(self, setting: Setting, reason: str) -> None:
         self.bad[setting] = reason
@@ -229,54 +239,51 @@ class Covering:
         if self._only is not None:
             chosen, self._only = self._only, []
             return chosen
-        impossible = [entry.combination for entry in self._found()]
-        allowed = tuple(
-            one for one in self._legal if one not in self.bad and not any(one.meets(entry) for entry in impossible)
-        )
-        return list(greedy(allowed, self._open(allowed)))
-
-    def _open(self, allowed: Iterable[Setting]) -> frozenset[Combination]:
-        met: set[Combination] = set().union(*(_PAIRS[one] for one in self.good))
-        possible: set[Combination] = set().union(*(_PAIRS[one] for one in allowed))
-        return frozenset(possible - met)
+        if not self.bad:
+            return list(greedy(self._legal, self._open(self._legal)))
+        values = [((factor, value),) for factor, row in FACTORS.items() for value in row]
+        return self._retry(values) or self._retry(sorted(ALL_PAIRS))
 
     def met(self) -> int:
         """How many pairs the settings that ran meet."""
-        return len(set().union(*(_PAIRS[one] for one in self.good)))
+        return len(self._met & ALL_PAIRS)
 
     def illegal(self) -> list[Illegal]:
         """All that is illegal: ruled out beforehand, and found by trying."""
-        return [*self._ruled, *self._found()]
+        return [*self._ruled, *self._found]
 
     def unmet(self) -> list[Combination]:
-        """Pairs that were not met and are not listed as illegal either; none at the end of a full run."""
-        met: set[Combination] = set().union(*(_PAIRS[one] for one in self.good))
-        listed = [entry.combination for entry in self.illegal()]
-        return sorted(
-            pair
-            for pair in ALL_PAIRS - met
-            if not any(set(entry) <= set(pair) for entry in listed) and any(one.meets(pair) for one in self._legal)
-        )
+        """Pairs that a setting could have met, and none that ran did. At the end of a full run there are none."""
+        return sorted(self._open(self._allowed()))
 
-    def _found(self) -> list[Illegal]:
-        """Values, then pairs, that were refused TRIES times (or as often as there is a setting) and never ran."""
-        if not self.bad:
-            return []
-        found: list[Illegal] = []
-        singles: list[Combination] = [((factor, value),) for factor, values in FACTORS.items() for value in values]
-        for candidate in (*singles, *sorted(ALL_PAIRS)):
-            if any(set(entry.combination) <= set(candidate) for entry in (*self._ruled, *found)):
+    def _allowed(self) -> list[Setting]:
+        """Settings without anything illegal."""
+        return [one for one in self._legal if not any(one.meets(entry.combination) for entry in self._found)]
+
+    def _open(self, allowed: Iterable[Setting]) -> frozenset[Combination]:
+        possible: set[Combination] = set().union(*(_PAIRS[one] for one in allowed))
+        return frozenset(possible - self._met)
+
+    def _retry(self, candidates: Iterable[Combination]) -> list[Setting]:
+        """A setting for each candidate that was not met yet; candidates that were tried enough become illegal."""
+        suspicion = Counter(pair for one in self.bad for pair in _PAIRS[one] if pair not in self._met)
+        chosen: list[Setting] = []
+        for candidate in candidates:
+            if candidate in self._met or any(one.meets(candidate) for one in chosen):
                 continue
-            refused = [one for one in self.bad if one.meets(candidate)]
-            if not refused or any(one.meets(candidate) for one in self.good):
+            allowed = [one for one in self._allowed() if one.meets(candidate)]
+            if not allowed:
+                continue  # ruled out by something else
+            left = [one for one in allowed if one not in self.bad]
+            tried = self._tried.setdefault(candidate, [])
+            if len(tried) >= TRIES or not left:
+                reasons = [self.bad[one] for one in (*tried[::-1], *allowed) if one in self.bad]
+                self._found.append(Illegal(candidate, reasons[0]))
                 continue
-            listed = [entry.combination for entry in found]
-            possible = [
-                one for one in self._legal if one.meets(candidate) and not any(one.meets(entry) for entry in listed)
-            ]
-            if possible and len(refused) >= min(TRIES, len(possible)):
-                found.append(Illegal(candidate, self.bad[refused[0]]))
-        return found
+            best = min(left, key=lambda one: (sum(suspicion[pair] for pair in _PAIRS[one]), _cost(one), one))
+            tried.append(best)
+            chosen.append(best)
+        return chosen
 
 
 def array(traits: Traits) -> list[Setting]:
