@@ -112,8 +112,11 @@ bool also_with_experts(llm_arch arch) {
     }
 }
 
-bool never_without_experts(llm_arch arch) {
-    return moe_mandatory(arch) || arch == LLM_ARCH_DEEPSEEK2OCR || arch == LLM_ARCH_DEEPSEEK4;
+bool has_variant(llm_arch arch, bool moe) {
+    if (moe) {
+        return moe_implemented(arch) || also_with_experts(arch);
+    }
+    return !moe_mandatory(arch) && arch != LLM_ARCH_DEEPSEEK2OCR && arch != LLM_ARCH_DEEPSEEK4;
 }
 
 bool norm_after_sum(llm_arch arch) {
@@ -266,6 +269,8 @@ void enlarge(llm_arch arch, bool moe, gguf_context *ctx) {
             kv.set(LLM_KV_ATTENTION_TEMPERATURE_SCALE, 0.1f);
             kv.set(LLM_KV_ATTENTION_TEMPERATURE_LENGTH, uint32_t(32));
             break;
+        case LLM_ARCH_QWEN3VL: // a row of vectors holds what three layers add for images
+        case LLM_ARCH_QWEN3VLMOE: kv.set(LLM_KV_NUM_DEEPSTACK_LAYERS, uint32_t(3)); break;
         case LLM_ARCH_NEMOTRON_H_MOE:
             if (moe) {
                 kv.set(LLM_KV_EXPERT_SHARED_FEED_FORWARD_LENGTH, uint32_t(64));
@@ -458,6 +463,8 @@ bool superfluous(llm_arch arch, const std::string &name, uint32_t n_layer_dense)
     }
     switch (arch) {
         case LLM_ARCH_RWKV6QWEN2: return has(name, "time_mix_first"); // with it the graph is rwkv6's
+        case LLM_ARCH_RWKV6: // one tensor holds what these five held
+            return has(name, "time_mix_lerp") && !has(name, "lerp_x") && !has(name, "lerp_fused");
         case LLM_ARCH_HY_V3:
         case LLM_ARCH_MIMO2:
         case LLM_ARCH_STEP35: { // the first layers have no experts, the others nothing else
@@ -863,7 +870,7 @@ json list() {
             continue;
         }
         for (const bool moe : {false, true}) {
-            if (moe ? moe_implemented(arch) || also_with_experts(arch) : !never_without_experts(arch)) {
+            if (has_variant(arch, moe)) {
                 variants.push_back({{"architecture", llm_arch_name(arch)}, {"experts", moe ? "moe" : "dense"}});
             }
         }
@@ -906,6 +913,9 @@ int main(int argc, char **argv) {
             }
             if (args[2] != "dense" && args[2] != "moe") {
                 return usage();
+            }
+            if (!has_variant(arch, args[2] == "moe")) {
+                throw problem(args[1] + " has no variant " + args[2]);
             }
             make(arch, args[2] == "moe", std::stoull(args[4]), args[3].c_str(), {args.begin() + 5, args.end()});
             result = with_file(args[3], describe);
