@@ -201,16 +201,21 @@ def _fragments(
         if text.translate(None, b"\0\1"):
             raise failure("bool_value", tensor=tensor.name, field="payload", expected="0 or 1")
     step = bundle.fragment_size or size
+    minor, number, checksums = bundle.minor, bundle.number, bundle.checksums
+    if step >= size:
+        crc = crc32c(payload) if checksums else 0
+        parts.append(pending + _frame_header(layout.FRAGMENT, minor, number, size, index, 0, crc))
+        parts.append(payload)
+        return _PADDING[size & 63]
     gather = gather and step <= _SMALL_FRAGMENT
     run = step * _RUN if gather else size
     for first in range(0, size, run):
         frames: list[Part] = [] if gather else parts
         for offset in range(first, min(first + run, size), step):
-            part = payload if step >= size else payload[offset : offset + step]
+            part = payload[offset : offset + step]
             length = len(part)
-            crc = crc32c(part) if bundle.checksums else 0
-            header = _frame_header(layout.FRAGMENT, bundle.minor, bundle.number, length, index, offset, crc)
-            frames.append(pending + header)
+            crc = crc32c(part) if checksums else 0
+            frames.append(pending + _frame_header(layout.FRAGMENT, minor, number, length, index, offset, crc))
             frames.append(part)
             pending = _PADDING[length & 63]
         if gather:
