@@ -514,7 +514,7 @@ class _Open:
         self.head = head
         self.came = 0
         # tensor index -> payload offset -> bytes
-        self.parts: dict[int, dict[int, memoryview]] = {}
+        self.parts: dict[int, dict[int, memoryview | bytes]] = {}
         self.next_index = -1
         self.next_offset = 0
         self._next_tensor()
@@ -526,7 +526,7 @@ class _Open:
         while self.next_index < len(tensors) and not tensors[self.next_index].payload_bytes:
             self.next_index += 1
 
-    def take(self, index: int, offset: int, data: memoryview) -> None:
+    def take(self, index: int, offset: int, data: memoryview | bytes) -> None:
         """Keep a fragment that is new."""
         self.came += 1
         parts = self.parts.get(index)
@@ -852,8 +852,12 @@ class _Engine:
                     info.name,
                 )
         if len(body) < keep:
-            body = memoryview(bytes(body))
-        state.take(index, offset, body)
+            # Not as a view: of small fragments there may be many, and a view is larger than they.
+            copied = bytes(body)
+            state.take(index, offset, copied)
+            body = memoryview(copied)
+        else:
+            state.take(index, offset, body)
         if self.events is not None:
             self.events.append(Fragment(number, index, info.name, offset, body))
 
@@ -999,10 +1003,10 @@ class _Growing:
         return self.array.data.toreadonly()
 
 
-def _assemble(parts: dict[int, memoryview], size: int) -> memoryview:
+def _assemble(parts: dict[int, memoryview | bytes], size: int) -> memoryview:
     """The fragments of a payload of ``size`` bytes in order; each is let go as it is copied."""
     whole = _Growing(size)
-    batch: list[memoryview] = []
+    batch: list[memoryview | bytes] = []
     held = 0
     for offset in sorted(parts):
         part = parts.pop(offset)
