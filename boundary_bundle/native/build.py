@@ -129,7 +129,10 @@ CXX_FLAGS = ("-std=c++17", "-O2", "-Wall", "-Wextra", "-pthread")
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides what a build holds. Tests give one for a small project of their own."""
+    """All that decides what a build holds. Tests give one for a small project of their own.
+
+    ``target`` is a library: llama, or ggml, which has what llama stands on and no more.
+    """
 
     kind: Kind
     source: Source
@@ -313,7 +316,7 @@ class _Job:
             kind=recipe.kind,
             key=f"{self.key}/{self.programs_key}",
             worker=programs.get(WORKER, next(iter(programs.values()), self.programs_dir)),
-            library=self.lib_dir / f"libllama{_LIBRARY_SUFFIX}",
+            library=self._library(),
             lib_dir=self.lib_dir,
             source_dir=self.tree,
             include_dirs=tuple(self.tree / name for name in recipe.include_dirs),
@@ -325,7 +328,7 @@ class _Job:
         return _complete(self.place / "complete.json", self.build_dir)
 
     def programs_finished(self) -> bool:
-        return _complete(self.programs_dir / "complete.json", self.programs_dir)
+        return not self.recipe.programs or _complete(self.programs_dir / "complete.json", self.programs_dir)
 
     # -- libllama ------------------------------------------------------------------------------
 
@@ -366,7 +369,7 @@ class _Job:
             command.append(f"-DCMAKE_SHARED_LINKER_FLAGS={' '.join(_RPATH_FLAGS)}")
         if ccache:
             command += [f"-DCMAKE_C_COMPILER_LAUNCHER={ccache}", f"-DCMAKE_CXX_COMPILER_LAUNCHER={ccache}"]
-        title = f"the {recipe.kind} libllama"
+        title = f"the {recipe.kind} lib{recipe.target}"
         with self.reporter.step(f"configuring {title}"):
             self.runner.stream(f"configuring {title}", command, log=self.log, env=env, lock=lock)
         command = ["cmake", "--build", str(self.build_dir), "--target", recipe.target, "--parallel", str(_jobs())]
@@ -375,8 +378,8 @@ class _Job:
                 f"building {title}", command, log=self.log, env=env, on_line=_progress_lines(step), lock=lock
             )
         libraries = sorted(path for path in self.lib_dir.glob(f"lib*{_LIBRARY_SUFFIX}*") if path.is_file())
-        if not (self.lib_dir / f"libllama{_LIBRARY_SUFFIX}").is_file():
-            raise NativeError(f"the build ended without a libllama{_LIBRARY_SUFFIX} in {self.lib_dir}")
+        if not self._library().is_file():
+            raise NativeError(f"the build ended without a {self._library().name} in {self.lib_dir}")
         _write_json(
             self.place / "complete.json",
             {
@@ -489,9 +492,12 @@ class _Job:
             run(job)
             step.update(done, total)
 
+    def _library(self) -> Path:
+        return self.lib_dir / f"lib{self.recipe.target}{_LIBRARY_SUFFIX}"
+
     def _link_libraries(self) -> list[Path]:
         ggml = sorted(self.lib_dir.glob(f"libggml*{_LIBRARY_SUFFIX}"))
-        return [self.lib_dir / f"libllama{_LIBRARY_SUFFIX}", *ggml]
+        return [self._library(), *(path for path in ggml if path != self._library())]
 
 
 # -- small helpers ----------------------------------------------------------------------------
