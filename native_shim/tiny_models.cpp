@@ -134,7 +134,7 @@ template <typename T> std::vector<T> repeated(const std::vector<T> &period, uint
 }
 
 // The fixture's two layers become at least six and at least two periods of the pattern of layers.
-void enlarge(llm_arch arch, bool moe, gguf_context *ctx) {
+void enlarge(llm_arch arch, bool moe, uint32_t n_draft, gguf_context *ctx) {
     keys kv(arch, ctx);
     uint32_t n_layer = 6;
     uint32_t n_embd = 128;
@@ -157,26 +157,30 @@ void enlarge(llm_arch arch, bool moe, gguf_context *ctx) {
         case LLM_ARCH_DEEPSEEK4: n_layer = 8; break;
         default: break;
     }
+    const uint32_t n_all = n_layer + n_draft; // draft layers come last
     const uint32_t head_size = n_embd / n_head;
     // Compressed attention has one head of keys and values for all.
     const uint32_t n_head_kv = mla || arch == LLM_ARCH_DEEPSEEK4 ? 1 : n_head;
 
     kv.set(LLM_KV_CONTEXT_LENGTH, N_CTX_TRAIN);
-    kv.set(LLM_KV_BLOCK_COUNT, n_layer);
+    kv.set(LLM_KV_BLOCK_COUNT, n_all);
+    if (n_draft > 0) {
+        kv.set(LLM_KV_NEXTN_PREDICT_LAYERS, n_draft);
+    }
     kv.set(LLM_KV_LEADING_DENSE_BLOCK_COUNT, N_LAYER_DENSE);
     kv.set(LLM_KV_EMBEDDING_LENGTH, n_embd);
     kv.set(LLM_KV_FEATURES_LENGTH, n_embd);
     kv.set(LLM_KV_POSNET_EMBEDDING_LENGTH, n_embd);
     kv.set(LLM_KV_CONVNEXT_EMBEDDING_LENGTH, n_embd);
     if (kv.is_array(LLM_KV_FEED_FORWARD_LENGTH)) { // attention, recurrent, feed-forward in turn
-        kv.set(LLM_KV_FEED_FORWARD_LENGTH, repeated<uint32_t>({0, 0, n_ff}, n_layer));
-        kv.set(LLM_KV_ATTENTION_HEAD_COUNT, repeated<uint32_t>({n_head, 0, n_head}, n_layer));
-        kv.set(LLM_KV_ATTENTION_HEAD_COUNT_KV, repeated<uint32_t>({n_head, 0, n_head}, n_layer));
+        kv.set(LLM_KV_FEED_FORWARD_LENGTH, repeated<uint32_t>({0, 0, n_ff}, n_all));
+        kv.set(LLM_KV_ATTENTION_HEAD_COUNT, repeated<uint32_t>({n_head, 0, n_head}, n_all));
+        kv.set(LLM_KV_ATTENTION_HEAD_COUNT_KV, repeated<uint32_t>({n_head, 0, n_head}, n_all));
     } else {
         kv.set(LLM_KV_FEED_FORWARD_LENGTH, n_ff);
         if (kv.is_array(LLM_KV_ATTENTION_HEAD_COUNT)) { // attention and recurrent in turn
-            kv.set(LLM_KV_ATTENTION_HEAD_COUNT, repeated<uint32_t>({n_head, 0}, n_layer));
-            kv.set(LLM_KV_ATTENTION_HEAD_COUNT_KV, repeated<uint32_t>({n_head_kv, 0}, n_layer));
+            kv.set(LLM_KV_ATTENTION_HEAD_COUNT, repeated<uint32_t>({n_head, 0}, n_all));
+            kv.set(LLM_KV_ATTENTION_HEAD_COUNT_KV, repeated<uint32_t>({n_head_kv, 0}, n_all));
         } else {
             kv.set(LLM_KV_ATTENTION_HEAD_COUNT, n_head);
             kv.set(LLM_KV_ATTENTION_HEAD_COUNT_KV, n_head_kv);
@@ -184,7 +188,9 @@ void enlarge(llm_arch arch, bool moe, gguf_context *ctx) {
     }
     kv.set(LLM_KV_ATTENTION_SLIDING_WINDOW, N_SWA);
     if (kv.is_array(LLM_KV_ATTENTION_SLIDING_WINDOW_PATTERN)) {
-        kv.set(LLM_KV_ATTENTION_SLIDING_WINDOW_PATTERN, repeated<uint32_t>({0, 1}, n_layer));
+        const bool for_draft_layers = arch != LLM_ARCH_COHERE2MOE;
+        kv.set(LLM_KV_ATTENTION_SLIDING_WINDOW_PATTERN,
+               repeated<uint32_t>({0, 1}, for_draft_layers ? n_all : n_layer));
     }
     kv.set(LLM_KV_ROPE_DIMENSION_SECTIONS, std::vector<uint32_t>(4, head_size / 4));
     kv.set(LLM_KV_TIME_MIX_EXTRA_DIM, uint32_t(32));
@@ -216,7 +222,7 @@ void enlarge(llm_arch arch, bool moe, gguf_context *ctx) {
         case LLM_ARCH_LLAMA4: // window and rope end together, as in the real ones
         case LLM_ARCH_SMALLTHINKER: kv.set(LLM_KV_ATTENTION_SLIDING_WINDOW_PATTERN, uint32_t(4)); break;
         case LLM_ARCH_GEMMA4: // layers 6 to 9 reuse the caches of layers 4 (window) and 5 (full)
-            kv.set(LLM_KV_ATTENTION_SLIDING_WINDOW_PATTERN, repeated<uint32_t>({1, 0}, n_layer));
+            kv.set(LLM_KV_ATTENTION_SLIDING_WINDOW_PATTERN, repeated<uint32_t>({1, 0}, n_all));
             kv.set(LLM_KV_ATTENTION_SHARED_KV_LAYERS, uint32_t(4));
             kv.set(LLM_KV_EMBEDDING_LENGTH_PER_LAYER, uint32_t(32));
             kv.set(LLM_KV_ATTENTION_KEY_LENGTH_SWA, head_size);
@@ -241,7 +247,7 @@ void enlarge(llm_arch arch, bool moe, gguf_context *ctx) {
             break;
         case LLM_ARCH_DEEPSEEK4:
             // no compression, a learned selection of compressed entries (4), all compressed entries (128)
-            kv.set(LLM_KV_ATTENTION_COMPRESS_RATIOS, repeated<uint32_t>({0, 4, 128, 4}, n_layer));
+            kv.set(LLM_KV_ATTENTION_COMPRESS_RATIOS, repeated<uint32_t>({0, 4, 128, 4}, n_all));
             kv.set(LLM_KV_ATTENTION_COMPRESS_ROPE_FREQ_BASE, 40000.0f);
             kv.set(LLM_KV_ATTENTION_OUTPUT_GROUP_COUNT, uint32_t(2));
             kv.set(LLM_KV_ATTENTION_OUTPUT_LORA_RANK, uint32_t(32));
@@ -249,12 +255,12 @@ void enlarge(llm_arch arch, bool moe, gguf_context *ctx) {
             kv.set(LLM_KV_HYPER_CONNECTION_SINKHORN_ITERATIONS, uint32_t(4));
             kv.set(LLM_KV_HYPER_CONNECTION_EPSILON, 1e-6f);
             kv.set(LLM_KV_HASH_LAYER_COUNT, uint32_t(3));
-            kv.set(LLM_KV_SWIGLU_CLAMP_EXP, std::vector<float>(n_layer, 7.0f));
+            kv.set(LLM_KV_SWIGLU_CLAMP_EXP, std::vector<float>(n_all, 7.0f));
             kv.set(LLM_KV_ROPE_DIMENSION_COUNT, uint32_t(32));
             kv.set(LLM_KV_EXPERT_GATING_FUNC, uint32_t(LLAMA_EXPERT_GATING_FUNC_TYPE_SQRT_SOFTPLUS));
             kv.set(LLM_KV_EXPERT_WEIGHTS_SCALE, 1.5f);
             gguf_set_val_bool(ctx, LLM_KV(arch)(LLM_KV_EXPERT_WEIGHTS_NORM).c_str(), true);
-            for (uint32_t il = 0; il < n_layer; il++) { // tells the library that the table holds integers
+            for (uint32_t il = 0; il < n_all; il++) { // tells the library that the table holds integers
                 ggml_tensor t = {};
                 t.type = GGML_TYPE_I32;
                 ggml_format_name(&t, "blk.%u.ffn_gate_tid2eid.weight", il);
@@ -347,6 +353,8 @@ std::string layer_of(const std::string &name) {
     const size_t at = name.find("blk.");
     return at == std::string::npos ? "" : name.substr(0, name.find('.', at + 4) + 1);
 }
+
+uint32_t number_of(const std::string &layer) { return (uint32_t)std::stoul(layer.substr(layer.find("blk.") + 4)); }
 
 // What a layer adds to the residual stream goes through one of these.
 bool is_output_projection(const std::string &name) {
@@ -471,20 +479,24 @@ bool superfluous(llm_arch arch, const std::string &name, uint32_t n_layer_dense)
             const bool dense = has(name, ".ffn_gate.") || has(name, ".ffn_down.") || has(name, ".ffn_up.");
             const bool experts = has(name, "exps.") || has(name, "shexp.") || has(name, "ffn_gate_inp") ||
                                  has(name, "exp_probs_b");
-            const bool first = !layer_of(name).empty() && std::stoul(name.substr(4)) < n_layer_dense;
+            const bool first = !layer_of(name).empty() && number_of(name) < n_layer_dense;
             return first ? experts : dense;
         }
         default: return false;
     }
 }
 
-void make(llm_arch arch, bool moe, uint64_t seed, const char *path, const std::set<std::string> &without) {
+void make(llm_arch arch, bool moe, uint64_t seed, uint32_t n_draft, const char *path,
+          const std::set<std::string> &without) {
     gguf_context_ptr ctx = get_gguf_ctx(arch, moe);
-    enlarge(arch, moe, ctx.get());
+    enlarge(arch, moe, n_draft, ctx.get());
     weights wanted = {seed, norm_after_sum(arch)};
     llama_model_ptr model(llama_model_init_from_user(ctx.get(), set_weights, &wanted, model_params()));
     if (!model) {
         throw problem(because("the library does not build it"));
+    }
+    if (model->hparams.n_layer_nextn != n_draft) {
+        throw problem(std::string("there are no draft layers in ") + llm_arch_name(arch));
     }
     gguf_context_ptr out(gguf_init_empty());
     gguf_set_kv(out.get(), ctx.get());
@@ -792,7 +804,7 @@ json check(runner &r) {
     std::set<ggml_tensor *> seen;
     for (const auto &[name, tensor] : llama_internal_get_tensor_map(r.model)) {
         const std::string layer = layer_of(name);
-        if (layer.empty()) {
+        if (layer.empty() || number_of(layer) >= r.model->hparams.n_layer()) { // draft layers take no part
             continue;
         }
         layers.insert(layer);
@@ -889,7 +901,7 @@ json with_file(const std::string &path, const std::function<json(runner &)> &wha
 
 int usage() {
     fputs("usage: tiny_models --list\n"
-          "       tiny_models --make ARCHITECTURE dense|moe FILE SEED [TENSOR TO LEAVE OUT ...]\n"
+          "       tiny_models --make ARCHITECTURE dense|moe FILE SEED DRAFT_LAYERS [TENSOR TO LEAVE OUT ...]\n"
           "       tiny_models --describe FILE\n"
           "       tiny_models --check FILE\n"
           "       tiny_models --idle FILE\n",
@@ -906,7 +918,7 @@ int main(int argc, char **argv) {
         json result;
         if (args.size() == 1 && args[0] == "--list") {
             result = list();
-        } else if (args.size() >= 5 && args[0] == "--make") {
+        } else if (args.size() >= 6 && args[0] == "--make") {
             const llm_arch arch = llm_arch_from_string(args[1]);
             if (arch == LLM_ARCH_UNKNOWN) {
                 throw problem("there is no architecture " + args[1]);
@@ -917,7 +929,8 @@ int main(int argc, char **argv) {
             if (!has_variant(arch, args[2] == "moe")) {
                 throw problem(args[1] + " has no variant " + args[2]);
             }
-            make(arch, args[2] == "moe", std::stoull(args[4]), args[3].c_str(), {args.begin() + 5, args.end()});
+            make(arch, args[2] == "moe", std::stoull(args[4]), (uint32_t)std::stoul(args[5]),
+                 args[3].c_str(), {args.begin() + 6, args.end()});
             result = with_file(args[3], describe);
         } else if (args.size() == 2 && (args[0] == "--describe" || args[0] == "--check" || args[0] == "--idle")) {
             result = with_file(args[1], [&](runner &r) {

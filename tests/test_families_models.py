@@ -59,7 +59,7 @@ def test_the_library_really_refuses_what_is_refused(unpatched_build: NativeBuild
         with pytest.raises(models.ModelError, match=re.escape(reason)):
             models.make_model((architecture, "dense"), tmp_path / "refused.gguf", build=unpatched_build)
         assert not list(tmp_path.iterdir())
-        command = [str(models.program(unpatched_build)), "--make", architecture, "dense", str(tmp_path / "x"), "0"]
+        command = [str(models.program(unpatched_build)), "--make", architecture, "dense", str(tmp_path / "x"), "0", "0"]
         environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
         if subprocess.run(command, capture_output=True, env=environment, timeout=60, check=False).returncode == 0:
             built.append(architecture)
@@ -85,6 +85,8 @@ def test_a_variant_that_the_library_does_not_build_is_one_sentence(
         models.make_model(
             ("llama", "dense"), tmp_path / "x.gguf", without=["blk.3.ffn_down.weight"], build=unpatched_build
         )
+    with pytest.raises(models.ModelError, match="there are no draft layers in llama"):
+        models.make_model(("llama", "dense"), tmp_path / "x.gguf", draft_layers=1, build=unpatched_build)
     assert not list(tmp_path.iterdir())
 
 
@@ -104,6 +106,18 @@ def test_a_head_can_be_tied(unpatched_build: NativeBuild, tmp_path: Path) -> Non
     models.make_model(("llama", "dense"), path, without=["output.weight"], build=unpatched_build)
     assert "output.weight" not in {tensor.name for tensor in gguf.GGUFReader(path).tensors}
     assert models.check_model(path, build=unpatched_build).sound
+
+
+@pytest.mark.parametrize("variant", [("qwen35", "dense"), ("step35", "moe")])
+def test_draft_layers_take_no_part(variant: tuple[str, str], unpatched_build: NativeBuild, tmp_path: Path) -> None:
+    path = tmp_path / "drafting.gguf"
+    model = models.make_model(variant, path, draft_layers=1, build=unpatched_build)
+    names = [tensor.name for tensor in gguf.GGUFReader(path).tensors]
+    assert model.n_layer == 6
+    assert "blk.6.nextn.eh_proj.weight" in names
+    assert models.check_model(path, build=unpatched_build).sound
+    idle = models.idle_tensors(path, build=unpatched_build)
+    assert {name for name in names if name.startswith("blk.6.")} <= set(idle)
 
 
 def test_files_are_what_they_are_said_to_be(made: Made) -> None:

@@ -113,13 +113,15 @@ def make_model(
     *,
     seed: int = 0,
     without: Sequence[str] = (),
+    draft_layers: int = 0,
     build: NativeBuild | None = None,
 ) -> Model:
     """Write ``variant`` to ``path`` (through a temporary file beside it), load it, and describe it.
 
-    The bytes depend on the variant, the seed (0 to 2**64 - 1) and ``without`` alone: names of tensors to leave out,
-    such as output.weight for a head that is tied to the token table. Raises ModelError if the library does not build,
-    load or run it.
+    The bytes depend on these arguments alone: the variant, the seed (0 to 2**64 - 1), ``without``, which are names of
+    tensors to leave out, such as output.weight for a head that is tied to the token table, and the number of draft
+    layers after the model's own, which few architectures have (cohere2moe, hy_v3, qwen35, qwen35moe, step35).
+    Raises ModelError if the library does not build, load or run it.
     """
     architecture, experts = variant
     reason = refused(build).get(architecture)
@@ -129,7 +131,7 @@ def make_model(
     handle, partial = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     os.close(handle)
     try:
-        found = _run(build, "--make", architecture, experts, partial, str(seed), *without)
+        found = _run(build, "--make", architecture, experts, partial, str(seed), str(draft_layers), *without)
         digest, size = sha256_file(Path(partial)), os.stat(partial).st_size
         os.chmod(partial, default_mode())
         os.replace(partial, path)
