@@ -10,8 +10,9 @@ hypothesis.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 from crc32c import crc32c
@@ -23,8 +24,29 @@ from .contract import ANY, Contract, TensorRule
 from .dtypes import DTYPES, Array, DType
 from .encoder import encode
 
+_T = TypeVar("_T")
+
+# A strategy is made once and not for each draw: making one costs more than drawing from it. Choices from lists that
+# differ from draw to draw are draws of a place in them.
 _NAME = st.text("abcXYZ019._-/", min_size=1, max_size=63)
 _WORDS = ("residual", "positions", "a", "x" * 63, "blk.0/k-v_1")
+_NAMES = _NAME | st.sampled_from(_WORDS)
+_BYTES = st.binary(max_size=70)
+_SOME_BYTES = st.binary(min_size=1, max_size=70)
+_SEED = st.binary(max_size=40)
+_TEXT_OF_3 = st.text("abc ~", min_size=3, max_size=3)
+_EIGHT = st.binary(min_size=8, max_size=8)
+#: Type -> bytes of a value.
+_VALUES = {1: _EIGHT, 2: _EIGHT, 3: _EIGHT, 4: st.binary(max_size=17), 5: st.text(" ~az", max_size=9).map(str.encode)}
+#: Unknown keys without the critical bit, some for private use.
+_KEYS = st.sets(st.sampled_from((0x0001, 0x0003, 0x3FFF, 0x4001, 0x7FFF)), max_size=3)
+#: Some registered attributes; n_tokens has to fit.
+_KNOWN: dict[str, st.SearchStrategy[Any] | None] = {
+    "architecture": st.text("abcdefgh 0-9~", max_size=20),
+    "model_fingerprint": st.binary(min_size=32, max_size=32),
+    "layer_start": st.integers(0, 2**64 - 1),
+    "n_tokens": None,
+}
 #: Values at which a check turns, for any field.
 TURNING_POINTS = (
     *(0, 1, 2, 3, 4, 5, 7, 8, 9, 16, 24, 31, 32, 33, 34, 40, 48, 63, 64, 65, 68, 128, 255, 256, 257),
@@ -33,19 +55,47 @@ TURNING_POINTS = (
 )
 
 
+@lru_cache(1024)
+def _integers(least: int, most: int) -> st.SearchStrategy[int]:
+    return st.integers(least, most)
+
+
+@lru_cache
+def _name_lists(most: int) -> st.SearchStrategy[list[str]]:
+    return st.lists(_NAMES, unique=True, max_size=most)
+
+
+@lru_cache
+def _bit_sets(bits: int) -> st.SearchStrategy[set[int]]:
+    return st.sets(st.sampled_from([bit for bit in range(8) if bits >> bit & 1]), min_size=1)
+
+
+def _pick(draw: st.DrawFn, choices: Sequence[_T]) -> _T:
+    """One of ``choices``; shrinks to the first."""
+    return choices[draw(_integers(0, len(choices) - 1))]
+
+
+def _new_name(draw: st.DrawFn, taken: Container[str]) -> str:
+    """A name that is not taken and needs padding."""
+    name = draw(_NAME)
+    while name in taken or len(name) % 8 == 0:
+        name = f"{name[1:] if len(name) == 63 else name}x"
+    return name
+
+
 @st.composite
 def _arrays(draw: st.DrawFn, row: DType, shape: tuple[int, ...]) -> Array:
     """An array over drawn bits, in one of the layouts that callers have."""
     stored = row.storage_shape(shape)
     count = int(np.prod(stored, dtype=np.int64))
     size = count * row.numpy.itemsize
-    seed = draw(st.binary(min_size=0, max_size=40))
+    seed = draw(_SEED)
     # Every bit pattern counts: NaN payloads, subnormals, negative zero.
     raw = (seed * (size // len(seed) + 1))[:size] if seed else bytes(size)
     if row.name == "bool":
         raw = bytes(byte & 1 for byte in raw)
     array: Array = np.frombuffer(raw, row.numpy).reshape(stored)
-    form = draw(st.sampled_from(("plain", "fortran", "strided", "other order")))
+    form = _pick(draw, ("plain", "fortran", "strided", "other order"))
     if form == "fortran":
         return np.asfortranarray(array)
     if form == "strided" and array.ndim:
@@ -59,15 +109,15 @@ def _arrays(draw: st.DrawFn, row: DType, shape: tuple[int, ...]) -> Array:
 @st.composite
 def tensors(draw: st.DrawFn, *, name: str | None = None, tokens: int | None = None, max_elements: int = 256) -> Tensor:
     """A tensor of any dtype, order, rank and layout; its token axis has ``tokens``."""
-    row = draw(st.sampled_from(list(DTYPES.values())))
+    row = _pick(draw, _ROWS)
     quantised = row.block_elements != 1
-    rank = draw(st.integers(1 if quantised else 0, 8))
+    rank = draw(_integers(1 if quantised else 0, 8))
     shape: list[int] = []
     left = max_elements
     for _ in range(rank):
         # The larger ones give payloads of whole fragments.
-        dims = st.integers(0, max(1, min(left, 6)))
-        dim = draw(dims | st.sampled_from((8, 16, 32, 64)) if left >= 64 else dims)
+        large = left >= 64 and draw(st.booleans())
+        dim = _pick(draw, (8, 16, 32, 64)) if large else draw(_integers(0, max(1, min(left, 6))))
         shape.append(dim)
         left //= max(dim, 1)
     if quantised:
@@ -75,59 +125,44 @@ def tensors(draw: st.DrawFn, *, name: str | None = None, tokens: int | None = No
     axis = None
     axes = rank - 1 if quantised else rank
     if tokens is not None and axes and draw(st.booleans()):
-        axis = draw(st.integers(0, axes - 1))
+        axis = draw(_integers(0, axes - 1))
         shape[axis] = tokens
     array = draw(_arrays(row, tuple(shape)))
     return Tensor(
-        draw(_NAME | st.sampled_from(_WORDS)) if name is None else name,
+        draw(_NAMES) if name is None else name,
         array,
         dtype=row.name,
         token_axis=axis,
-        byte_order=draw(st.sampled_from(("little", "big") if row.both_orders else ("little",))),
+        byte_order=_pick(draw, ("little", "big") if row.both_orders else ("little",)),
     )
 
 
 @st.composite
 def _attributes(draw: st.DrawFn, tokens: int) -> Attributes:
     result = Attributes()
-    known: tuple[tuple[str, st.SearchStrategy[Any]], ...] = (
-        ("architecture", st.text("abcdefgh 0-9~", max_size=20)),
-        ("model_fingerprint", st.binary(min_size=32, max_size=32)),
-        ("layer_start", st.integers(0, 2**64 - 1)),
-        ("n_tokens", st.just(tokens)),
-    )
-    for name, values in known:
+    for name, values in _KNOWN.items():
         if draw(st.booleans()):
-            result[name] = draw(values)
-    # Unknown keys without the critical bit, some for private use.
-    for key in draw(st.sets(st.sampled_from((0x0001, 0x0003, 0x3FFF, 0x4001, 0x7FFF)), max_size=3)):
-        value: Any = draw(
-            st.one_of(
-                st.tuples(st.just(1), st.binary(min_size=8, max_size=8)),
-                st.tuples(st.just(2), st.binary(min_size=8, max_size=8)),
-                st.tuples(st.just(3), st.binary(min_size=8, max_size=8)),
-                st.tuples(st.just(4), st.binary(max_size=17)),
-                st.tuples(st.just(5), st.text(" ~az", max_size=9).map(str.encode)),
-            )
-        )
-        result.put(Attribute(key, *value))
+            result[name] = tokens if values is None else draw(values)
+    for key in draw(_KEYS):
+        kind = _pick(draw, tuple(_VALUES))
+        result.put(Attribute(key, kind, draw(_VALUES[kind])))
     return result
 
 
 @st.composite
 def bundles(draw: st.DrawFn, *, max_tensors: int = 4) -> Bundle:
     """A logical bundle that every encoder must take."""
-    tokens = draw(st.integers(0, 5))
-    names = draw(st.lists(_NAME | st.sampled_from(_WORDS), unique=True, max_size=max_tensors))
+    tokens = draw(_integers(0, 5))
+    names = draw(_name_lists(max_tensors))
     drawn = [draw(tensors(name=name, tokens=tokens)) for name in names]
     # 1088 is the least multiple of 64 that holds whole q8_0 blocks.
     sizes = (0, 1088, 2176) if any(tensor.dtype == "q8_0" for tensor in drawn) else (0, 64, 128, 192, 1088)
     return Bundle(
         drawn,
         draw(_attributes(tokens)),
-        number=draw(st.sampled_from((0, 1, 2**63, 2**64 - 1))),
-        minor=draw(st.sampled_from((0, 1, 65535))),
-        fragment_size=draw(st.sampled_from(sizes)),
+        number=_pick(draw, (0, 1, 2**63, 2**64 - 1)),
+        minor=_pick(draw, (0, 1, 65535)),
+        fragment_size=_pick(draw, sizes),
         checksums=draw(st.booleans()),
     )
 
@@ -272,27 +307,27 @@ def _patients(
     bundle = draw(bundles(max_tensors=others))
     if checksums is not None:
         bundle.checksums = checksums
-    row = DTYPES[dtype] if dtype is not None else draw(st.sampled_from(_PLAIN))
+    row = DTYPES[dtype] if dtype is not None else _pick(draw, _PLAIN)
     quantised = row.block_elements > 1 or any(tensor.row.block_elements > 1 for tensor in bundle)
     if quantised and bundle.fragment_size % 1088:
         bundle.fragment_size = 1088
     if pieces:
         step = bundle.fragment_size = 1088 if quantised else 64
-        size = step * draw(st.integers(1, 3)) + 8 * draw(st.integers(1, 7))
+        size = step * draw(_integers(1, 3)) + 8 * draw(_integers(1, 7))
         shape = (size // row.block_bytes,)
     elif shape is None:
-        shape = (draw(st.integers(1, 5)) * row.block_elements,)
+        shape = (draw(_integers(1, 5)) * row.block_elements,)
     taken = bundle.names
     victims: list[int] = []
-    for name in names or (draw(_NAME.filter(lambda name: name not in taken and len(name) % 8)),):
+    for name in names or (_new_name(draw, taken),):
         array = draw(_arrays(row, shape))
-        order = draw(st.sampled_from(("little", "big") if row.both_orders else ("little",)))
-        place = draw(st.integers(victims[-1] + 1 if victims else 0, len(bundle.tensors)))
+        order = _pick(draw, ("little", "big") if row.both_orders else ("little",))
+        place = draw(_integers(victims[-1] + 1 if victims else 0, len(bundle.tensors)))
         bundle.tensors.insert(place, Tensor(name, array, dtype=row.name, token_axis=axis, byte_order=order))
         victims.append(place)
     if axis is not None:
         bundle.attributes["n_tokens"] = shape[axis]
-    bundle.attributes["architecture"] = draw(st.text("abc ~", min_size=3, max_size=3))
+    bundle.attributes["architecture"] = draw(_TEXT_OF_3)
     for key, value in (attributes or {}).items():
         bundle.attributes[key] = value
     return _Patient(bundle, victims)
@@ -302,6 +337,7 @@ def _patients(
 _Fault = Callable[[st.DrawFn, _Patient], "bytes | None"]
 #: Name of the error -> ways to come to it, each with what it needs for a patient.
 _FAULTS: dict[str, list[tuple[_Fault, dict[str, Any]]]] = {}
+_ROWS = tuple(DTYPES.values())
 _PLAIN = [row for row in DTYPES.values() if row.block_elements == 1]
 _TOP = 2**32 - 1
 
@@ -316,82 +352,85 @@ def _fault(error: str, **needs: Any) -> Callable[[_Fault], _Fault]:
 
 def _flip(draw: st.DrawFn, target: bytearray, *places: int, bits: int = 255) -> None:
     """Change at least one of ``bits`` of the byte at one of ``places``."""
-    possible = [bit for bit in range(8) if bits >> bit & 1]
-    changed = draw(st.sets(st.sampled_from(possible), min_size=1))
-    target[draw(st.sampled_from(places))] ^= sum(1 << bit for bit in changed)
+    changed = draw(_bit_sets(bits))
+    target[_pick(draw, places)] ^= sum(1 << bit for bit in changed)
 
 
 def _behind(draw: st.DrawFn, p: _Patient) -> Frame:
     """Any frame but the head."""
-    return draw(st.sampled_from(p.parts[1:]))
+    return _pick(draw, p.parts[1:])
 
 
 def _between(draw: st.DrawFn, p: _Patient) -> int:
     """A place after the head and before the end."""
-    return draw(st.integers(1, len(p.parts) - 1))
+    return draw(_integers(1, len(p.parts) - 1))
 
 
 @_fault("truncated")
 def _cut(draw: st.DrawFn, p: _Patient) -> bytes:
     data = p.bytes()
-    return data[: draw(st.integers(0, len(data) - 1))]
+    return data[: draw(_integers(0, len(data) - 1))]
 
 
 @_fault("trailing_bytes")
 def _more(draw: st.DrawFn, p: _Patient) -> bytes:
-    return p.bytes() + draw(st.binary(min_size=1, max_size=70))
+    return p.bytes() + draw(_SOME_BYTES)
 
 
 @_fault("bad_magic")
 def _magic(draw: st.DrawFn, p: _Patient) -> None:
-    _flip(draw, draw(st.sampled_from(p.parts)).header, *range(8))
+    _flip(draw, _pick(draw, p.parts).header, *range(8))
 
 
 @_fault("header_crc")
 def _header_crc(draw: st.DrawFn, p: _Patient) -> bytes:
     p.bytes()
-    _flip(draw, draw(st.sampled_from(p.parts)).header, *range(8, 64))
+    _flip(draw, _pick(draw, p.parts).header, *range(8, 64))
     return b"".join(part.bytes() for part in p.parts)
 
 
 @_fault("unsupported_major")
 def _major(draw: st.DrawFn, p: _Patient) -> None:
-    draw(st.sampled_from(p.parts)).put("major", draw(st.sampled_from((0, 2, 256, 257, 65535))))
+    _pick(draw, p.parts).put("major", _pick(draw, (0, 2, 256, 257, 65535)))
 
 
 @_fault("header_reserved")
 def _header_reserved(draw: st.DrawFn, p: _Patient) -> None:
-    _flip(draw, draw(st.sampled_from(p.parts)).header, 10, 11, *range(52, 60))
+    _flip(draw, _pick(draw, p.parts).header, 10, 11, *range(52, 60))
 
 
 @_fault("header_flags")
 def _header_flags(draw: st.DrawFn, p: _Patient) -> None:
-    _flip(draw, draw(st.sampled_from(p.parts)).header, layout.frame_offset("flags"), bits=layout.REJECTED_FLAGS)
+    _flip(draw, _pick(draw, p.parts).header, layout.frame_offset("flags"), bits=layout.REJECTED_FLAGS)
 
 
 @_fault("unsupported_frame")
 def _frame_type(draw: st.DrawFn, p: _Patient) -> None:
-    draw(st.sampled_from(p.parts)).put("type", draw(st.sampled_from((0x80, 0x84, 0x8F, 0xC0, 0xFF))))
+    _pick(draw, p.parts).put("type", _pick(draw, (0x80, 0x84, 0x8F, 0xC0, 0xFF)))
 
 
 @_fault("limit_head_bytes")
 def _long_head(draw: st.DrawFn, p: _Patient) -> None:
-    p.head.put("body_length", draw(st.sampled_from((2**20 + 8, 2**20 + 1, 2**32, 2**63, 2**64 - 1))))
+    p.head.put("body_length", _pick(draw, (2**20 + 8, 2**20 + 1, 2**32, 2**63, 2**64 - 1)))
 
 
 @_fault("body_length")
 def _body_length(draw: st.DrawFn, p: _Patient) -> None:
-    p.head.put("body_length", draw(st.integers(0, 31) | st.integers(5, 99).map(lambda n: 8 * n + n % 7 + 1)))
+    if draw(st.booleans()):
+        n = draw(_integers(5, 99))
+        p.head.put("body_length", 8 * n + n % 7 + 1)
+    else:
+        p.head.put("body_length", draw(_integers(0, 31)))
 
 
 @_fault("body_length")
 def _end_body(draw: st.DrawFn, p: _Patient) -> None:
-    p.parts[-1].put("body_length", draw(st.integers(1, 64) | st.just(2**64 - 1)))
+    p.parts[-1].put("body_length", 2**64 - 1 if draw(st.booleans()) else draw(_integers(1, 64)))
 
 
 @_fault("head_fields")
 def _head_fields_set(draw: st.DrawFn, p: _Patient) -> None:
-    p.head.put(draw(st.sampled_from(("field_a", "field_b"))), draw(st.integers(1, 2**64 - 1)))
+    p.head.put(_pick(draw, ("field_a", "field_b")), draw(_integers(1, 2**64 - 1)))
 
 
 @_fault("bundle_already_open")
@@ -402,7 +441,7 @@ def _second_head(draw: st.DrawFn, p: _Patient) -> None:
 @_fault("limit_open_bundles")
 def _other_head(draw: st.DrawFn, p: _Patient) -> None:
     # One too many for a core decoder; with sixteen more for one of streams too.
-    count = draw(st.sampled_from((1, 16)))
+    count = _pick(draw, (1, 16))
     for number in range(1, count + 1):
         other = p.head.copy()
         other.put("bundle_number", (p.bundle.number + number) % 2**64)
@@ -411,7 +450,7 @@ def _other_head(draw: st.DrawFn, p: _Patient) -> None:
 
 @_fault("bundle_not_open")
 def _other_number(draw: st.DrawFn, p: _Patient) -> None:
-    _behind(draw, p).put("bundle_number", (p.bundle.number + draw(st.sampled_from((1, 2**32, 2**63)))) % 2**64)
+    _behind(draw, p).put("bundle_number", (p.bundle.number + _pick(draw, (1, 2**32, 2**63))) % 2**64)
 
 
 @_fault("bundle_not_open")
@@ -426,78 +465,80 @@ def _after_the_end(draw: st.DrawFn, p: _Patient) -> None:
 
 @_fault("frame_version")
 def _other_minor(draw: st.DrawFn, p: _Patient) -> None:
-    _behind(draw, p).put("minor", (p.bundle.minor + draw(st.sampled_from((1, 65535)))) % 65536)
+    _behind(draw, p).put("minor", (p.bundle.minor + _pick(draw, (1, 65535))) % 65536)
 
 
 @_fault("fragment_tensor")
 def _no_such_tensor(draw: st.DrawFn, p: _Patient) -> None:
-    more = draw(st.sampled_from((0, 1, 2**32, 2**63)))
-    p.parts[draw(st.sampled_from(p.fragments(False)))].put("field_a", len(p.bundle) + more)
+    more = _pick(draw, (0, 1, 2**32, 2**63))
+    p.parts[_pick(draw, p.fragments(False))].put("field_a", len(p.bundle) + more)
 
 
 @_fault("fragment_offset", pieces=True)
 def _off_the_grid(draw: st.DrawFn, p: _Patient) -> None:
-    frame = p.parts[draw(st.sampled_from(p.fragments()))]
-    frame.put("field_b", frame.get("field_b") + draw(st.sampled_from((1, 8, 63, 2**20, 2**32, 2**63))))
+    frame = p.parts[_pick(draw, p.fragments())]
+    frame.put("field_b", frame.get("field_b") + _pick(draw, (1, 8, 63, 2**20, 2**32, 2**63)))
 
 
 @_fault("fragment_length", pieces=True)
 def _other_length(draw: st.DrawFn, p: _Patient) -> None:
-    frame = p.parts[draw(st.sampled_from(p.fragments()))]
-    frame.put("body_length", draw(st.sampled_from((0, len(frame.body) - 1, len(frame.body) + 1, 2**32, 2**64 - 1))))
+    frame = p.parts[_pick(draw, p.fragments())]
+    frame.put("body_length", _pick(draw, (0, len(frame.body) - 1, len(frame.body) + 1, 2**32, 2**64 - 1)))
 
 
 @_fault("fragment_order", pieces=True)
 def _swapped(draw: st.DrawFn, p: _Patient) -> None:
-    one, other = draw(st.lists(st.sampled_from(p.fragments()), min_size=2, max_size=2, unique=True))
+    places = p.fragments()
+    one = places.pop(draw(_integers(0, len(places) - 1)))
+    other = _pick(draw, places)
     p.parts[one], p.parts[other] = p.parts[other], p.parts[one]
 
 
 @_fault("fragment_order")
 def _repeated(draw: st.DrawFn, p: _Patient) -> None:
-    place = draw(st.sampled_from(p.fragments()))
-    p.parts.insert(draw(st.integers(place + 1, len(p.parts) - 1)), p.parts[place].copy())
+    place = _pick(draw, p.fragments())
+    p.parts.insert(draw(_integers(place + 1, len(p.parts) - 1)), p.parts[place].copy())
 
 
 @_fault("fragment_conflict", pieces=True)
 def _conflicting(draw: st.DrawFn, p: _Patient) -> None:
-    place = draw(st.sampled_from(p.fragments()))
+    place = _pick(draw, p.fragments())
     other = p.parts[place].copy()
     _flip(draw, other.body, *range(len(other.body)))
-    p.parts.insert(draw(st.integers(place + 1, len(p.parts) - 1)), other)
+    p.parts.insert(draw(_integers(place + 1, len(p.parts) - 1)), other)
 
 
 @_fault("payload_crc_present", checksums=False)
 def _crc_all_the_same(draw: st.DrawFn, p: _Patient) -> bytes:
     p.bytes()
-    frame = p.parts[draw(st.sampled_from(p.fragments(False)))]
-    frame.put("body_crc", draw(st.integers(1, _TOP)))
+    frame = p.parts[_pick(draw, p.fragments(False))]
+    frame.put("body_crc", draw(_integers(1, _TOP)))
     frame.repair_header()
     return b"".join(part.bytes() for part in p.parts)
 
 
 @_fault("fragment_missing", pieces=True)
 def _missing(draw: st.DrawFn, p: _Patient) -> None:
-    del p.parts[draw(st.sampled_from(p.fragments()))]
+    del p.parts[_pick(draw, p.fragments())]
 
 
 @_fault("end_fragments")
 def _other_count(draw: st.DrawFn, p: _Patient) -> None:
     end = p.parts[-1]
-    end.put("field_a", (end.get("field_a") + draw(st.sampled_from((1, 2**32, 2**64 - 1)))) % 2**64)
+    end.put("field_a", (end.get("field_a") + _pick(draw, (1, 2**32, 2**64 - 1))) % 2**64)
 
 
 @_fault("end_payload_bytes")
 def _other_sum(draw: st.DrawFn, p: _Patient) -> None:
     end = p.parts[-1]
-    end.put("field_b", (end.get("field_b") + draw(st.sampled_from((1, 64, 2**32, 2**64 - 1)))) % 2**64)
+    end.put("field_b", (end.get("field_b") + _pick(draw, (1, 64, 2**32, 2**64 - 1))) % 2**64)
 
 
 @_fault("limit_extension_bytes")
 def _long_extension(draw: st.DrawFn, p: _Patient) -> None:
     frame = p.parts[-1].copy()
-    frame.put("type", draw(st.sampled_from((0x01, 0x40, 0x7F))))
-    frame.put("body_length", draw(st.sampled_from((2**20 + 1, 2**32, 2**64 - 1))))
+    frame.put("type", _pick(draw, (0x01, 0x40, 0x7F)))
+    frame.put("body_length", _pick(draw, (2**20 + 1, 2**32, 2**64 - 1)))
     p.parts.insert(_between(draw, p), frame)
 
 
@@ -505,7 +546,7 @@ def _long_extension(draw: st.DrawFn, p: _Patient) -> None:
 def _body_crc(draw: st.DrawFn, p: _Patient) -> bytes:
     p.bytes()
     summed = [part for part in p.parts if p.bundle.checksums or part.kind != layout.FRAGMENT]
-    frame = draw(st.sampled_from(summed))
+    frame = _pick(draw, summed)
     if frame.body and draw(st.booleans()):
         _flip(draw, frame.body, *range(len(frame.body)))
     else:
@@ -518,14 +559,14 @@ def _body_crc(draw: st.DrawFn, p: _Patient) -> bytes:
 @_fault("frame_padding")
 def _frame_padding(draw: st.DrawFn, p: _Patient) -> None:
     padded = [part for part in p.parts if part.padding]
-    frame = draw(st.sampled_from(padded))
+    frame = _pick(draw, padded)
     _flip(draw, frame.padding, *range(len(frame.padding)))
 
 
 @_fault("bool_value", dtype="bool")
 def _no_bool(draw: st.DrawFn, p: _Patient) -> None:
     body = p.parts[p.fragments()[0]].body
-    body[draw(st.integers(0, len(body) - 1))] = draw(st.integers(2, 255))
+    body[draw(_integers(0, len(body) - 1))] = draw(_integers(2, 255))
 
 
 @_fault("unsupported_head_flag")
@@ -548,12 +589,12 @@ def _head_reserved(draw: st.DrawFn, p: _Patient) -> None:
 
 @_fault("limit_tensors")
 def _many_tensors(draw: st.DrawFn, p: _Patient) -> None:
-    _put(p, layout.head_offset("tensor_count"), 4, draw(st.sampled_from((257, 65_536, 2**31, _TOP))))
+    _put(p, layout.head_offset("tensor_count"), 4, _pick(draw, (257, 65_536, 2**31, _TOP)))
 
 
 @_fault("limit_attribute_bytes")
 def _many_attributes(draw: st.DrawFn, p: _Patient) -> None:
-    _put(p, layout.head_offset("attribute_bytes"), 4, draw(st.sampled_from((65_537, 65_544, 2**31, _TOP))))
+    _put(p, layout.head_offset("attribute_bytes"), 4, _pick(draw, (65_537, 65_544, 2**31, _TOP)))
 
 
 @_fault("attribute_block")
@@ -561,7 +602,7 @@ def _odd_block(draw: st.DrawFn, p: _Patient) -> None:
     at = layout.head_offset("attribute_bytes")
     size = len(p.head.body) - p.attributes[0]
     more = (*range(1, 8), len(p.head.body) - 24 - size)
-    _put(p, at, 4, min(size + draw(st.sampled_from(more)), 65_535))
+    _put(p, at, 4, min(size + _pick(draw, more), 65_535))
 
 
 @_fault("attribute_block")
@@ -572,18 +613,18 @@ def _attribute_count(draw: st.DrawFn, p: _Patient) -> None:
 @_fault("attribute_block")
 def _long_value(draw: st.DrawFn, p: _Patient) -> None:
     at = p.attributes[-1] + layout.attribute_offset("value_length")
-    _put(p, at, 4, draw(st.sampled_from((2**16, 2**31, _TOP - 7, _TOP))))
+    _put(p, at, 4, _pick(draw, (2**16, 2**31, _TOP - 7, _TOP)))
 
 
 @_fault("fragment_size")
 def _odd_fragments(draw: st.DrawFn, p: _Patient) -> None:
     at = layout.head_offset("fragment_size")
-    _put(p, at, 8, draw(st.sampled_from((1, 8, 32, 63, 65, 2**63 + 32, 2**64 - 1))))
+    _put(p, at, 8, _pick(draw, (1, 8, 32, 63, 65, 2**63 + 32, 2**64 - 1)))
 
 
 @_fault("fragment_size", dtype="q8_0")
 def _torn_blocks(draw: st.DrawFn, p: _Patient) -> None:
-    _put(p, layout.head_offset("fragment_size"), 8, draw(st.sampled_from((64, 1024, 1152, 2**32))))
+    _put(p, layout.head_offset("fragment_size"), 8, _pick(draw, (64, 1024, 1152, 2**32)))
 
 
 @_fault("tensor_table")
@@ -593,12 +634,12 @@ def _tensor_count(draw: st.DrawFn, p: _Patient) -> None:
 
 @_fault("limit_rank")
 def _rank(draw: st.DrawFn, p: _Patient) -> None:
-    _put(p, p.record + layout.tensor_offset("rank"), 1, draw(st.integers(9, 255)))
+    _put(p, p.record + layout.tensor_offset("rank"), 1, draw(_integers(9, 255)))
 
 
 @_fault("limit_name")
 def _long_name(draw: st.DrawFn, p: _Patient) -> None:
-    _put(p, p.record + layout.tensor_offset("name_length"), 1, draw(st.integers(64, 255)))
+    _put(p, p.record + layout.tensor_offset("name_length"), 1, draw(_integers(64, 255)))
 
 
 @_fault("tensor_name")
@@ -609,24 +650,24 @@ def _no_name(draw: st.DrawFn, p: _Patient) -> None:
 @_fault("tensor_name")
 def _odd_name(draw: st.DrawFn, p: _Patient) -> None:
     at, length = p.name()
-    p.head.body[at + draw(st.integers(0, length - 1))] = draw(st.sampled_from(b"\0 \x1f!,:@[`{\x7f\x80\xff"))
+    p.head.body[at + draw(_integers(0, length - 1))] = _pick(draw, b"\0 \x1f!,:@[`{\x7f\x80\xff")
 
 
 @_fault("unsupported_dtype")
 def _dtype(draw: st.DrawFn, p: _Patient) -> None:
     unknown = sorted(set(range(256)) - {row.code for row in DTYPES.values()})
-    _put(p, p.record, 1, draw(st.sampled_from(unknown)))
+    _put(p, p.record, 1, _pick(draw, unknown))
 
 
 @_fault("tensor_byte_order")
 def _byte_order(draw: st.DrawFn, p: _Patient) -> None:
     one_only = not p.bundle.tensors[p.victims[0]].row.both_orders
-    _put(p, p.record + 1, 1, 2 if one_only and draw(st.booleans()) else draw(st.sampled_from((0, 3, 128, 255))))
+    _put(p, p.record + 1, 1, 2 if one_only and draw(st.booleans()) else _pick(draw, (0, 3, 128, 255)))
 
 
 @_fault("tensor_token_axis")
 def _axis(draw: st.DrawFn, p: _Patient) -> None:
-    _put(p, p.record + layout.tensor_offset("token_axis"), 1, draw(st.integers(1, 254)))
+    _put(p, p.record + layout.tensor_offset("token_axis"), 1, draw(_integers(1, 254)))
 
 
 @_fault("tensor_token_axis", dtype="q8_0")
@@ -641,12 +682,12 @@ def _tensor_reserved(draw: st.DrawFn, p: _Patient) -> None:
 
 @_fault("limit_dimension")
 def _dimension(draw: st.DrawFn, p: _Patient) -> None:
-    _put(p, p.dim(0), 8, draw(st.sampled_from((2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1))))
+    _put(p, p.dim(0), 8, _pick(draw, (2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1)))
 
 
 @_fault("tensor_block", dtype="q8_0")
 def _half_block(draw: st.DrawFn, p: _Patient) -> None:
-    _put(p, p.dim(0), 8, 32 * draw(st.integers(0, 4)) + draw(st.integers(1, 31)))
+    _put(p, p.dim(0), 8, 32 * draw(_integers(0, 4)) + draw(_integers(1, 31)))
 
 
 @_fault("tensor_block", dtype="u8", shape=(), others=0)
@@ -657,14 +698,14 @@ def _no_block(draw: st.DrawFn, p: _Patient) -> None:
 @_fault("limit_payload_bytes", shape=(1, 1, 2))
 def _large(draw: st.DrawFn, p: _Patient) -> None:
     sizes = ((2**17, 2**18, 1), (2**31 - 1, 2**31 - 1, 1), (2**31 - 1, 0, 2**31 - 1), (2**31 - 1,) * 3)
-    for axis, size in enumerate(draw(st.sampled_from(sizes))):
+    for axis, size in enumerate(_pick(draw, sizes)):
         _put(p, p.dim(axis), 8, size)
 
 
 @_fault("limit_fragments", others=0)
 def _many_fragments(draw: st.DrawFn, p: _Patient) -> None:
     _put(p, layout.head_offset("fragment_size"), 8, 64)
-    _put(p, p.dim(0), 8, draw(st.sampled_from((2**27, 2**26 + 1, 2**30))))
+    _put(p, p.dim(0), 8, _pick(draw, (2**27, 2**26 + 1, 2**30)))
 
 
 @_fault("record_padding")
@@ -688,67 +729,67 @@ def _same_name(draw: st.DrawFn, p: _Patient) -> None:
 
 @_fault("token_count", names=("v0", "v1"), shape=(2, 3), others=0)
 def _two_counts(draw: st.DrawFn, p: _Patient) -> None:
-    for victim, axis in zip(p.victims, draw(st.permutations((0, 1))), strict=True):
+    for victim, axis in zip(p.victims, _pick(draw, ((0, 1), (1, 0))), strict=True):
         _put(p, p.tensors[victim] + layout.tensor_offset("token_axis"), 1, axis)
 
 
 @_fault("token_count", axis=0, shape=(2,), others=0)
 def _other_tokens(draw: st.DrawFn, p: _Patient) -> None:
     at = p.attributes[p.place("n_tokens")] + 8
-    _put(p, at, 8, draw(st.sampled_from((0, 1, 3, 2**32 + 2, 2**64 - 1))))
+    _put(p, at, 8, _pick(draw, (0, 1, 3, 2**32 + 2, 2**64 - 1)))
 
 
 @_fault("attribute_key")
 def _key(draw: st.DrawFn, p: _Patient) -> None:
-    _put(p, draw(st.sampled_from(p.attributes)), 2, draw(st.sampled_from((0, 0x4000, 0x8000, 0xC000))))
+    _put(p, _pick(draw, p.attributes), 2, _pick(draw, (0, 0x4000, 0x8000, 0xC000)))
 
 
 @_fault("attribute_order", attributes={"n_layer": 1})
 def _attribute_order(draw: st.DrawFn, p: _Patient) -> None:
-    place = draw(st.integers(1, len(p.attributes) - 1))
+    place = draw(_integers(1, len(p.attributes) - 1))
     before = p.bundle.attributes.records()[place - 1].key
-    keys = st.sampled_from([before] + ([before - 1] if (before - 1) & layout.KEY_NUMBER else []))
-    _put(p, p.attributes[place], 2, draw(keys))
+    keys = [before] + ([before - 1] if (before - 1) & layout.KEY_NUMBER else [])
+    _put(p, p.attributes[place], 2, _pick(draw, keys))
 
 
 @_fault("attribute_type")
 def _attribute_type(draw: st.DrawFn, p: _Patient) -> None:
-    _put(p, draw(st.sampled_from(p.attributes)) + 2, 1, draw(st.sampled_from((0, 6, 128, 255))))
+    _put(p, _pick(draw, p.attributes) + 2, 1, _pick(draw, (0, 6, 128, 255)))
 
 
 @_fault("attribute_type")
 def _registered_type(draw: st.DrawFn, p: _Patient) -> None:
-    _put(p, p.attributes[p.place("architecture")] + 2, 1, draw(st.integers(1, 4)))
+    _put(p, p.attributes[p.place("architecture")] + 2, 1, draw(_integers(1, 4)))
 
 
 @_fault("attribute_reserved")
 def _attribute_reserved(draw: st.DrawFn, p: _Patient) -> None:
-    _flip(draw, p.head.body, draw(st.sampled_from(p.attributes)) + 3)
+    _flip(draw, p.head.body, _pick(draw, p.attributes) + 3)
 
 
 @_fault("unsupported_attribute")
 def _critical_key(draw: st.DrawFn, p: _Patient) -> None:
-    _put(p, p.attributes[-1], 2, draw(st.sampled_from((0x8009, 0x9000, 0xBFFF, 0xC001, 0xFFFF))))
+    _put(p, p.attributes[-1], 2, _pick(draw, (0x8009, 0x9000, 0xBFFF, 0xC001, 0xFFFF)))
 
 
 @_fault("attribute_length", attributes={"n_layer": 1})
 def _short_number(draw: st.DrawFn, p: _Patient) -> None:
-    _put(p, p.attributes[p.place("n_layer")] + 4, 4, draw(st.integers(1, 7)))
+    _put(p, p.attributes[p.place("n_layer")] + 4, 4, draw(_integers(1, 7)))
 
 
 @_fault("attribute_length", attributes={"recipe_fingerprint": bytes(32)})
 def _short_fingerprint(draw: st.DrawFn, p: _Patient) -> None:
-    _put(p, p.attributes[p.place("recipe_fingerprint")] + 4, 4, draw(st.integers(25, 31)))
+    _put(p, p.attributes[p.place("recipe_fingerprint")] + 4, 4, draw(_integers(25, 31)))
 
 
 @_fault("attribute_value")
 def _odd_text(draw: st.DrawFn, p: _Patient) -> None:
     at = p.attributes[p.place("architecture")] + 8
-    p.head.body[at + draw(st.integers(0, 2))] = draw(st.sampled_from(b"\0\n\x1f\x7f\x80\xff"))
+    p.head.body[at + draw(_integers(0, 2))] = _pick(draw, b"\0\n\x1f\x7f\x80\xff")
 
 
 def _near(draw: st.DrawFn, count: int) -> int:
-    return count + draw(st.sampled_from((1, -1)))
+    return count + _pick(draw, (1, -1))
 
 
 def _put(p: _Patient, at: int, width: int, value: int) -> None:
@@ -762,7 +803,7 @@ AIMS = tuple(sorted(_FAULTS))
 @st.composite
 def _aimed(draw: st.DrawFn, aim: str) -> bytes:
     """One fault, for which the error ``aim`` is due in some class of decoder."""
-    fault, needs = draw(st.sampled_from(_FAULTS[aim]))
+    fault, needs = _pick(draw, _FAULTS[aim])
     patient = draw(_patients(**needs))
     data = fault(draw, patient)
     return patient.bytes() if data is None else data
@@ -790,28 +831,28 @@ def mismatched(draw: st.DrawFn, aim: str | None = None) -> tuple[Bundle, Contrac
     The error, ``aim``, is one of :data:`CONTRACT_AIMS`; without it any.
     """
     if aim is None:
-        aim = draw(st.sampled_from(CONTRACT_AIMS))
+        aim = _pick(draw, CONTRACT_AIMS)
     p = draw(_patients(names=("v0", "v1"), shape=(2, 3), axis=0, others=0, attributes={"n_layer": 30}))
     rules = [_rule(tensor) for tensor in p.bundle]
-    demanded: dict[Any, Any] = {"n_layer": draw(st.sampled_from((ANY, 30))), "n_tokens": ANY}
-    place = draw(st.integers(0, len(rules) - 1))
+    demanded: dict[Any, Any] = {"n_layer": _pick(draw, (ANY, 30)), "n_tokens": ANY}
+    place = draw(_integers(0, len(rules) - 1))
     rule = rules[place]
     if aim == "contract_attribute":
         # Absent, or with another value; the patient's own architecture is three characters long.
-        demanded |= draw(st.sampled_from(({"recipe_fingerprint": ANY}, {"n_layer": 31}, {"architecture": "four"})))
+        demanded |= _pick(draw, ({"recipe_fingerprint": ANY}, {"n_layer": 31}, {"architecture": "four"}))
     elif aim == "contract_missing":
-        other = draw(_NAME.filter(lambda name: name not in p.bundle))
-        rules.insert(draw(st.integers(0, len(rules))), {**rule, "name": other})
+        other = _new_name(draw, p.bundle)
+        rules.insert(draw(_integers(0, len(rules))), {**rule, "name": other})
     elif aim == "contract_extra":
         del rules[place]
     elif aim == "contract_order":
         rules.append(rules.pop(0))
     elif aim == "contract_dtype":
-        rule["dtype"] = draw(st.sampled_from([row.name for row in _PLAIN if row.name != rule["dtype"]]))
+        rule["dtype"] = _pick(draw, [row.name for row in _PLAIN if row.name != rule["dtype"]])
     elif aim == "contract_shape":
-        rule["shape"] = draw(st.sampled_from((("tokens", 4), ("tokens+1", 3), ("tokens", 3, 1), ("tokens",))))
+        rule["shape"] = _pick(draw, (("tokens", 4), ("tokens+1", 3), ("tokens", 3, 1), ("tokens",)))
     else:
-        rule["token_axis"] = draw(st.sampled_from((None, 1)))
+        rule["token_axis"] = _pick(draw, (None, 1))
     return p.bundle, Contract([TensorRule(**told) for told in rules], demanded)
 
 
@@ -844,17 +885,17 @@ def _head_fields(body: bytes | bytearray) -> list[tuple[int, int]]:
 
 def _set(draw: st.DrawFn, target: bytearray, at: int, width: int) -> None:
     old = int.from_bytes(target[at : at + width], "little")
-    near = st.sampled_from((old + 1, old - 1, old ^ 128, old + 32, old * 2, old + (1 << (8 * width - 1))))
-    value = draw(near | st.sampled_from(TURNING_POINTS))
+    near = (old + 1, old - 1, old ^ 128, old + 32, old * 2, old + (1 << (8 * width - 1)))
+    value = _pick(draw, TURNING_POINTS if draw(st.booleans()) else near)
     target[at : at + width] = (value % (1 << 8 * width)).to_bytes(width, "little")
 
 
 def _poke(draw: st.DrawFn, target: bytearray) -> None:
     """Change a field of any width anywhere."""
-    width = draw(st.sampled_from((1, 2, 4, 8)))
+    width = _pick(draw, (1, 2, 4, 8))
     # Fields lie on multiples of their width; any other place is as good as noise.
     if len(target) >= width:
-        _set(draw, target, draw(st.integers(0, len(target) // width - 1)) * width, width)
+        _set(draw, target, draw(_integers(0, len(target) // width - 1)) * width, width)
 
 
 _MOVES = ("drop", "repeat", "swap", "extension", "resize")
@@ -868,11 +909,13 @@ def damaged(aim: str | None = None) -> st.SearchStrategy[bytes]:
     of :data:`AIMS`, that error is due: always in at least one of the classes of decoder,
     of a consumer that insists on checksums or of one that does not.
     """
-    if aim is not None:
-        return _aimed(aim)
-    return st.sampled_from((*AIMS, *(None,) * (len(AIMS) // 3))).flatmap(
-        lambda name: _aimed(name) if name else _changed()
-    )
+    return _ANY if aim is None else _aimed(aim)
+
+
+@st.composite
+def _any_damage(draw: st.DrawFn) -> bytes:
+    aim = _pick(draw, (*AIMS, *(None,) * (len(AIMS) // 3)))
+    return draw(_changed() if aim is None else _aimed(aim))
 
 
 @st.composite
@@ -883,16 +926,16 @@ def _changed(draw: st.DrawFn) -> bytes:
     length_at = layout.frame_offset("body_length")
     fields = _head_fields(parts[0].body)
     opening = parts[0]
-    for _ in range(draw(st.sampled_from((1, 1, 1, 2, 3)))):
-        index = draw(st.integers(0, len(parts) - 1)) if parts else 0
-        kind = draw(st.sampled_from(("field",) * 8 + ("body", "header", "header", "padding") + _MOVES))
+    for _ in range(_pick(draw, (1, 1, 1, 2, 3))):
+        index = draw(_integers(0, len(parts) - 1)) if parts else 0
+        kind = _pick(draw, ("field",) * 8 + ("body", "header", "header", "padding") + _MOVES)
         if not parts:
             break
         frame = parts[index]
         if kind == "body":
             _poke(draw, frame.body)
         elif kind == "field":
-            at, width = draw(st.sampled_from(fields))
+            at, width = _pick(draw, fields)
             if at + width <= len(opening.body):
                 _set(draw, opening.body, at, width)
         elif kind == "header":
@@ -904,31 +947,33 @@ def _changed(draw: st.DrawFn) -> bytes:
         elif kind == "repeat":
             parts.insert(index, Frame(frame.header, frame.body, frame.padding))
         elif kind == "swap":
-            other = draw(st.integers(0, len(parts) - 1))
+            other = draw(_integers(0, len(parts) - 1))
             parts[index], parts[other] = parts[other], parts[index]
         elif kind == "extension":
-            body = draw(st.binary(max_size=70))
+            body = draw(_BYTES)
             header = bytearray(parts[0].header)
-            header[layout.frame_offset("type")] = draw(st.sampled_from((0x01, 0x40, 0x7F, 0x80, 0xC0)))
+            header[layout.frame_offset("type")] = _pick(draw, (0x01, 0x40, 0x7F, 0x80, 0xC0))
             struct.pack_into("<Q", header, length_at, len(body))
             parts.insert(index, Frame(header, body, bytes(-len(body) % 64)))
         else:
-            step = draw(st.sampled_from((-64, -8, -4, -1, 1, 4, 8, 64)))
+            step = _pick(draw, (-64, -8, -4, -1, 1, 4, 8, 64))
             new = max(0, len(frame.body) + step)
             frame.body = (frame.body + bytes(64))[:new]
             frame.padding = bytearray(-new % 64)
             struct.pack_into("<Q", frame.header, length_at, new)
-    unrepaired = draw(st.sampled_from((-1,) * 16 + (0, 1)))
+    unrepaired = _pick(draw, (-1,) * 16 + (0, 1))
     for index, frame in enumerate(parts):
         if index != unrepaired:
             frame.repair(bundle.checksums)
     data = b"".join(frame.bytes() for frame in parts)
-    ending = draw(st.sampled_from(("as is",) * 8 + ("cut", "more")))
+    ending = _pick(draw, ("as is",) * 8 + ("cut", "more"))
     if ending == "cut" and data:
-        return data[: draw(st.integers(0, len(data) - 1))]
+        return data[: draw(_integers(0, len(data) - 1))]
     if ending == "more":
-        return data + draw(st.binary(min_size=1, max_size=70))
+        return data + draw(_SOME_BYTES)
     return data
 
+
+_ANY = _any_damage()
 
 __all__ = ["AIMS", "CONTRACT_AIMS", "TURNING_POINTS", "Frame", "bundles", "damaged", "frames", "mismatched", "tensors"]

@@ -220,6 +220,43 @@ class Runner:
             self.close()
             raise
 
+    def ask_together(
+        self, lines: Sequence[Callable[[int], bytes]], meanwhile: Callable[[], None]
+    ) -> list[dict[str, Any] | Trouble]:
+        """Several requests in one go, and what came of each; ``meanwhile`` runs while the testee works on them.
+
+        After trouble the rest is asked one at a time, after a crash also the one whose answer did not come:
+        the guilty one may have been another.
+        """
+        answers: list[dict[str, Any] | Trouble] = []
+        suspect: tuple[int, Trouble] | None = None
+        if self._testee is not None:
+            testee = self._testee
+            numbers = [self._next() for _ in lines]
+            testee.send(b"".join(line(seq) for line, seq in zip(lines, numbers, strict=True)), len(lines))
+            meanwhile()
+            try:
+                for seq in numbers:
+                    answers.append(testee.receive(seq))
+            except Trouble as trouble:
+                self.close()
+                if trouble.result != "crash" or len(answers) == len(lines) - 1:
+                    answers.append(trouble)
+                else:
+                    suspect = len(answers), trouble
+        else:
+            meanwhile()
+        for line in lines[len(answers) :]:
+            try:
+                answers.append(self.ask(line))
+            except Trouble as trouble:
+                answers.append(trouble)
+            except Malformed as error:  # at hello
+                answers.append(Trouble("malformed", str(error)))
+        if suspect is not None and not any(isinstance(answer, Trouble) for answer in answers[suspect[0] :]):
+            answers[suspect[0]] = _once(suspect[1])
+        return answers
+
     def ask_all(self, asks: Iterable[Ask], take: Callable[[Ask, dict[str, Any] | Trouble], None]) -> list[Ask]:
         """Put every request, many at a time, and give each answer or trouble to ``take``.
 
@@ -274,11 +311,14 @@ class Runner:
             if alone:
                 alone -= 1
                 if not alone and suspect is not None:
-                    again = Trouble(suspect[1].kind, "once, and not again when each request was put alone")
-                    take(suspect[0], again)
+                    take(suspect[0], _once(suspect[1]))
                     suspect = None
             take(ask, answer)
         return [ask for _, ask in pending] + list(todo)
+
+
+def _once(trouble: Trouble) -> Trouble:
+    return Trouble(trouble.kind, "once, and not again when each request was put alone")
 
 
 def _worse(result: str, other: str) -> bool:

@@ -117,10 +117,11 @@ class Testee:
     def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
         self.close()
 
-    def send(self, line: bytes) -> None:
-        """Hand over a request; it leaves while answers are waited for."""
-        self._in += line
-        self._sizes.append(len(line))
+    def send(self, lines: bytes, count: int = 1) -> None:
+        """Hand over ``count`` requests; they leave while answers are waited for."""
+        self._in += lines
+        # What an answer may have depends on its request; of several in one go any may be the long one.
+        self._sizes += [len(lines)] * count
         self._flush()
 
     def _flush(self) -> None:
