@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
@@ -522,6 +522,29 @@ def test_trouble_among_requests_that_are_put_together(kind: str) -> None:
         assert len(met) >= 2
         # It is started again when there is something to ask.
         assert driver.restarts >= len(met) - 1
+
+
+def test_a_crash_that_does_not_come_again_is_told(tmp_path: Path) -> None:
+    """The testee dies once, at the second of three requests, and passes each alone."""
+    script = f"""
+import json, os, sys
+for line in sys.stdin:
+    r = json.loads(line)
+    if r.get("data") == "01" and not os.path.exists({str(tmp_path / "died")!r}):
+        open({str(tmp_path / "died")!r}, "w").close()
+        os.kill(os.getpid(), 11)
+    told = {_hello()!r} if r["cmd"] == "hello" else {{"skipped": "x"}}
+    print(json.dumps({{"seq": r["seq"], **told}}), flush=True)
+"""
+
+    def asking(data: str) -> Callable[[int], bytes]:
+        return lambda seq: json.dumps({"seq": seq, "cmd": "decode", "class": "one", "data": data}).encode() + b"\n"
+
+    with runner.Runner([sys.executable, "-c", script]) as driver:
+        driver.start()
+        answers = driver.ask_together([asking(data) for data in ("00", "01", "02")], lambda: None)
+    assert [isinstance(answer, Trouble) for answer in answers] == [False, True, False]
+    assert "once, and not again" in str(answers[1])
 
 
 # ---- templates ----
