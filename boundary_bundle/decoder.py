@@ -994,10 +994,13 @@ class _Growing:
         end = self.size + len(part)
         if end > self.array.size:
             ahead = min(max(end, 4096), _STEP)
-            # Nothing else looks at this memory yet: views are made when all has come.
-            self.array.resize(min(self.limit, end + ahead), refcheck=False)
+            self._enlarge(min(self.limit, end + ahead))
         self.array[self.size : end] = np.frombuffer(part, np.uint8)
         self.size = end
+
+    def _enlarge(self, size: int) -> None:
+        # Nothing else looks at this memory yet: views are made when all has come.
+        self.array.resize(size, refcheck=False)
 
     def view(self) -> memoryview:
         return self.array.data.toreadonly()
