@@ -64,7 +64,12 @@ TENSOR_NAMES: Final = (
     "session_positions",
     "outputs",
     "logits",
+    "embeddings",
     "sampled",
+    "input_embedding",
+    "v_first",
+    "per_layer_inputs",
+    "deepstack",
 )
 
 _NAME_OF_KEY: Final = {row[0]: name for name, row in ATTRIBUTES.items()}
