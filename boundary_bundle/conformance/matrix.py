@@ -157,6 +157,11 @@ def _outcomes(runner: Runner, asks: Sequence[Ask]) -> Iterator[tuple[Ask, str, O
             yield ask, "", Outcome(ask.case, "skipped", [reason])
 
 
+def _reason(outcome: Outcome) -> str:
+    details = outcome.details
+    return details[0] + (f", and {len(details) - 1} more" if len(details) > 1 else "") if details else ""
+
+
 def _write(runner: Runner, asks: Sequence[Ask], matrix: Matrix, name: str) -> tuple[list[tuple[Ask, str]], str]:
     """What a testee has written for each ask, whatever it is, and why it skipped one, if it did."""
     bundles = []
@@ -168,7 +173,7 @@ def _write(runner: Runner, asks: Sequence[Ask], matrix: Matrix, name: str) -> tu
             # Whether it is canonical is the kit's business; here others are to read it.
             bundles.append((ask, data))
         else:
-            reason = "; ".join(outcome.details) or "its data is no lower-case hexadecimal"
+            reason = _reason(outcome) or "its data is no lower-case hexadecimal"
             matrix.unwritten.append((name, ask.case.vector.id, reason))
     return bundles, skipped
 
@@ -191,7 +196,7 @@ def _read(runner: Runner, bundles: Sequence[tuple[Ask, str]], cell: Cell) -> Cel
             cell.skipped += 1
             cell.reason = cell.reason or outcome.details[0]
         else:
-            cell.wrong.append((ask.case.vector.id, "; ".join(outcome.details)))
+            cell.wrong.append((ask.case.vector.id, _reason(outcome)))
     return cell
 
 
@@ -226,13 +231,16 @@ def describe(matrix: Matrix) -> Iterator[str]:
         unwritten.setdefault(encoder, []).append((bundle, reason))
     for encoder, wrong in unwritten.items():
         yield f"wrong: {encoder} does not write {_such_as(wrong)}"
-    # A reader with a fault has it with every writer.
-    misread: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
+    # A reader with a fault has it with every writer, the fault of a writer shows with every reader.
+    by_reader: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
     for cell in matrix.cells:
         if cell.wrong:
-            misread.setdefault((cell.decoder, tuple(cell.wrong)), []).append(cell.encoder)
-    for (decoder, cases), encoders in misread.items():
-        yield f"wrong: {decoder} reads otherwise, from {', '.join(encoders)}: {_such_as(cases)}"
+            by_reader.setdefault((cell.decoder, tuple(cell.wrong)), []).append(cell.encoder)
+    by_both: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
+    for (decoder, cases), encoders in by_reader.items():
+        by_both.setdefault((", ".join(encoders), cases), []).append(decoder)
+    for (written_by, cases), decoders in by_both.items():
+        yield f"wrong: from {written_by} to {', '.join(decoders)}: {_such_as(cases)}"
     for kind, entries in (("not full", matrix.partly), ("left out", matrix.left_out)):
         for name, reason in entries:
             yield f"{kind}: {name}: {shown(reason.encode('utf-8', 'replace'), 400)}"

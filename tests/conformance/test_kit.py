@@ -83,7 +83,6 @@ def test_the_c_codec_passes(c_testee: list[str]) -> None:
         "bb_tensor holds names of 63 bytes",
         "bb_tensor holds 8 dimensions",
     }
-    assert found.seconds < 20
 
 
 def test_every_vector_is_a_case() -> None:

@@ -81,13 +81,14 @@ def test_a_wrong_writer_is_seen_in_its_row() -> None:
     assert {cell.encoder for cell in found.cells if cell.wrong} == {"wrong"}
     assert all(found.cell("wrong", reader).wrong for reader in ("right", "wrong"))
     assert found.cell("right", "right").read == found.bundles
-    assert any(line.startswith("wrong: right reads otherwise, from wrong: ") for line in _lines(found))
+    assert [line for line in _lines(found) if line.startswith("wrong: from wrong to right, wrong: ")]
 
 
 def test_a_wrong_reader_is_seen_in_its_column() -> None:
     found = matrix.make({"right": PYTHON, "wrong": [*FAULTY, "zero-dimension"]}, kit("3.1"))
     assert {cell.decoder for cell in found.cells if cell.wrong} == {"wrong"}
     assert found.status == 1
+    assert [line for line in _lines(found) if line.startswith("wrong: from right, wrong to wrong: ")]
 
 
 def test_what_a_testee_refuses_to_write_counts_against_it() -> None:
