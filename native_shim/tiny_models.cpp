@@ -1,4 +1,5 @@
-// tiny_models: small GGUF files of every architecture that libllama knows, with random weights, and what each does.
+// tiny_models: small GGUF files of every architecture that libllama knows, with random weights, and what each gives
+// (boundary_bundle/families/models.py).
 //
 // The hyper-parameters that an architecture needs come from upstream's own fixture (tests/test-llama-archs.cpp), which
 // is included from the source tree at build time; here they get more layers, and patterns that put every kind of
@@ -390,7 +391,7 @@ distribution distribution_of(const ggml_tensor *t, bool weak_outputs) {
         return {1.0, 0.2, sign::positive};
     }
     if (has(name, "norm") || has(name, "time_mix_ln") || has(name, "scale") || has(name, "ffn.act") ||
-        has(name, "ssm_d") != has(name, "ssm_dt") || has(name, "time_mix_k_k") || has(name, "time_mix_k_a")) {
+        (has(name, "ssm_d") && !has(name, "ssm_dt")) || has(name, "time_mix_k_k") || has(name, "time_mix_k_a")) {
         return gain;
     }
     if (has(name, "lerp")) { // between this token and the one before
@@ -407,8 +408,8 @@ distribution distribution_of(const ggml_tensor *t, bool weak_outputs) {
         return {0.0, 1.0};
     }
     if (has(name, "position_embd") || has(name, "token_types") || has(name, "rel_b") || has(name, "_ape") ||
-        has(name, "hc_") ) {
-        return has(name, "_fn") ? distribution{0.0, matrix} : distribution{0.0, 0.5};
+        (has(name, "hc_") && !has(name, "_fn"))) {
+        return {0.0, 0.5};
     }
     return {0.0, matrix};
 }
