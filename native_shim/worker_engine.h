@@ -121,6 +121,14 @@ struct timings {
     uint64_t compute_us = 0;
 };
 
+// A tensor of a contract (section 5.3 of the specification).
+struct crossing_tensor {
+    std::string name;
+    std::string dtype;
+    std::vector<std::string> shape; // numbers, and sums of names and numbers
+    int token_axis = -1;            // -1: none
+};
+
 class engine {
 public:
     virtual ~engine();
@@ -135,6 +143,8 @@ public:
     virtual std::vector<int32_t> outputs() const = 0;
     virtual int64_t kv_bytes() const = 0; // -1: unknown
     virtual std::vector<tensor_facts> tensors() const = 0;
+    // What crosses before the first layer of the range, or behind its last.
+    virtual std::vector<crossing_tensor> contract(bool behind) const = 0;
     virtual bool patched() const = 0;
     virtual int abi() const = 0; // of the library's boundary functions, 0 without
 

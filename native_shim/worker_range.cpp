@@ -8,6 +8,8 @@
 #include "llama-boundary.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <sstream>
 
 namespace worker {
 
@@ -122,6 +124,32 @@ public:
             t.shape.assign(own.ne, own.ne + rank);
             std::reverse(t.shape.begin(), t.shape.end());
             t.bytes = own.n_bytes;
+            list.push_back(std::move(t));
+        }
+        return list;
+    }
+
+    std::vector<crossing_tensor> contract(bool behind) const override {
+        char text[2000];
+        const int32_t il = behind ? facts_.layer_end : facts_.layer_start;
+        const int32_t n = llama_model_boundary_contract(model_, il, text, sizeof(text));
+        if (n < 0 || (size_t)n >= sizeof(text)) {
+            return {}; // no architecture that a range is made of
+        }
+        std::vector<crossing_tensor> list;
+        std::istringstream lines(text);
+        for (std::string line; std::getline(lines, line);) {
+            crossing_tensor t;
+            std::string kind, dims, axis;
+            std::istringstream words(line);
+            if (!(words >> kind >> t.name >> t.dtype >> dims >> axis) || kind != "tensor" || dims.size() < 2) {
+                continue; // the head line, an attribute
+            }
+            std::istringstream parts(dims.substr(1, dims.size() - 2)); // [a,b]
+            for (std::string part; std::getline(parts, part, ',');) {
+                t.shape.push_back(part);
+            }
+            t.token_axis = axis == "-" ? -1 : atoi(axis.c_str());
             list.push_back(std::move(t));
         }
         return list;

@@ -198,25 +198,21 @@ service::reply service::describe(const request &r) {
     const model_facts &f = engine_.facts();
     const engine_options &o = engine_.options();
 
-    const auto entry = [](const char *name, const char *dtype, json shape, json axis) {
-        return json{{"name", name}, {"dtype", dtype}, {"shape", std::move(shape)}, {"token_axis", std::move(axis)}};
+    const auto contract = [&](bool behind) {
+        json list = json::array();
+        for (const crossing_tensor &t : engine_.contract(behind)) {
+            json shape = json::array();
+            for (const std::string &dim : t.shape) {
+                const bool number = dim.find_first_not_of("0123456789") == std::string::npos;
+                shape.push_back(number ? json(std::stoll(dim)) : json(dim));
+            }
+            list.push_back({{"name", t.name},
+                            {"dtype", t.dtype},
+                            {"shape", shape},
+                            {"token_axis", t.token_axis < 0 ? json(nullptr) : json(t.token_axis)}});
+        }
+        return list;
     };
-    const auto beside = [&](json &list) {
-        list.push_back(entry("positions", "i32", json::array({"tokens"}), 0));
-        list.push_back(entry("seq_offsets", "u32", json::array({"tokens+1"}), nullptr));
-        list.push_back(entry("seq_ids", "u32", json::array({"members"}), nullptr));
-        list.push_back(entry("outputs", "bool", json::array({"tokens"}), 0));
-    };
-    const json residual = entry("residual", "f32", json::array({"tokens", f.n_embd}), 0);
-    json in = json::array(), out = json::array();
-    in.push_back(f.first() ? entry("token_ids", "i32", json::array({"tokens"}), 0) : residual);
-    beside(in);
-    if (f.last()) {
-        out.push_back(entry("logits", "f32", json::array({"outputs", f.n_vocab}), nullptr));
-    } else {
-        out.push_back(residual);
-        beside(out);
-    }
 
     reply reply;
     json &text = reply.text;
@@ -245,7 +241,7 @@ service::reply service::describe(const request &r) {
         {"type_v", ggml_type_name(o.type_v)},
         {"patched", engine_.patched()},
         {"eos", engine_.end_tokens()},
-        {"contract", {{"in", in}, {"out", out}}},
+        {"contract", {{"in", contract(false)}, {"out", contract(true)}}},
     };
     if (f.tied >= 0) {
         text["tied"] = f.tied != 0;

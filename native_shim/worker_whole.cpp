@@ -206,6 +206,23 @@ public:
     std::vector<int32_t> outputs() const override { return selected_; }
     int64_t kv_bytes() const override { return -1; }
     std::vector<tensor_facts> tensors() const override { return {}; }
+
+    std::vector<crossing_tensor> contract(bool behind) const override {
+        if (behind) {
+            return {{"logits", "f32", {"outputs", std::to_string(facts_.n_vocab)}, -1}};
+        }
+        std::vector<crossing_tensor> list;
+        for (const bb_contract_tensor &rule : rules) {
+            const bb_contract_dim &dim = rule.dims[0];
+            const char *symbol = dim.symbols == BB_SYMBOL_TOKENS ? "tokens" : "members";
+            list.push_back({rule.name,
+                            bb_dtype_name(rule.dtype),
+                            {symbol + (dim.number ? "+" + std::to_string(dim.number) : "")},
+                            rule.token_axis == BB_NO_TOKEN_AXIS ? -1 : rule.token_axis});
+        }
+        return list;
+    }
+
     bool patched() const override { return false; }
     int abi() const override { return 0; }
 

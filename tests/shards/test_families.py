@@ -1,0 +1,59 @@
+"""Families whose boundary is out of the ordinary, over real processes, both codecs on every hop.
+
+Catches: a side tensor lost or mangled by a codec, by the worker or by the driver, and a family that the certification
+program runs in one process but that does not go through processes, sockets and the Python codec.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from drive import Conversation, assert_same_bits, logits_of
+
+from boundary_bundle.families.models import Variant, make_model
+from boundary_bundle.native import NativeBuild
+from boundary_bundle.shards import CheckedRelay, Settings, WorkerPool, make_plan
+
+pytestmark = pytest.mark.shards
+
+SMALL = Settings(threads=1, ctx=512, batch=64, ubatch=16, seqs=3)
+N_VOCAB = 128
+
+#: Architecture -> cuts, and what crosses each of them before the positions.
+FAMILIES: dict[str, tuple[list[int], list[str]]] = {
+    "talkie": ([2, 4], ["residual", "input_embedding"]),
+    "rwkv7": ([1, 4], ["residual", "v_first"]),
+    "gemma3n": ([7, 18], ["residual", "per_layer_inputs"]),
+    "gemma4": ([2, 4], ["residual", "per_layer_inputs"]),
+    "qwen3vl": ([1, 2], ["residual", "deepstack"]),
+    "qwen2vl": ([2, 5], ["residual"]),
+    "jamba": ([1, 2], ["residual"]),
+    "mamba": ([3], ["residual"]),
+    "dream": ([3], ["residual"]),
+}
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_family_over_processes(
+    patched_build: NativeBuild, unpatched_build: NativeBuild, tmp_path: Path, pool: WorkerPool, architecture: str
+) -> None:
+    cuts, crossing = FAMILIES[architecture]
+    model = make_model(Variant(architecture, "dense"), tmp_path / "model.gguf")
+    n_layer = model.n_layer
+    talk = Conversation(3, N_VOCAB)
+    if model.memory == "none":
+        # Each batch is whole sequences that fit one micro-batch.
+        batches = [talk.batch([0, 1, 0, 0, 2, 1, 0, 0, 1])]
+    else:
+        batches = [
+            talk.batch([0, 0, 1, 2, 0, 1, 0, 0, 2, 2, 0] * 4),
+            talk.batch([2, 0, 1]),
+            talk.batch([1] * 20 + [0] * 3 + [1, 0]),
+            talk.batch([0]),
+        ]
+    oracle = pool.pipeline(unpatched_build.worker, model.path, [(0, n_layer)], SMALL)
+    split = pool.pipeline(patched_build.worker, model.path, make_plan(n_layer, cuts), SMALL, CheckedRelay())
+    names = [rule.name for rule in split.shards[0].contract_out.tensors]
+    assert names == [*crossing, "positions", "seq_offsets", "seq_ids", "outputs"]
+    assert_same_bits(logits_of(split, batches), logits_of(oracle, batches))
