@@ -929,9 +929,11 @@ int certify(std::vector<setting> &plan, const char *path, const char *file_name,
 
     // which cuts there are is the library's to say
     const ranges::entry &full = shards.at(0, n_layer);
-    std::string refused;
-    if (!full.model) {
-        refused = text("%d: %s", full.status, full.message.c_str());
+    std::string refused; // by name
+    if (!full.model && full.status == LLAMA_BOUNDARY_ERROR_ARCHITECTURE) {
+        refused = full.message;
+    } else if (!full.model) {
+        stop(text("layers [0, %d) are not loaded: %s", n_layer, full.message.c_str()));
     }
     std::vector<int32_t> cuts;
     std::string illegal, legal;
@@ -942,6 +944,10 @@ int certify(std::vector<setting> &plan, const char *path, const char *file_name,
             legal += (legal.empty() ? "" : ", ") + std::to_string(a);
         } else {
             const ranges::entry &e = head.model ? tail : head;
+            if (!head.model && !tail.model && e.status == LLAMA_BOUNDARY_ERROR_ARCHITECTURE) {
+                refused = e.message; // of all ranges: what is left is that the whole model runs as before
+                break;
+            }
             illegal += (illegal.empty() ? "" : ", ") +
                        text("{\"cut\": %d, \"status\": %d, \"head\": %s, \"tail\": %s, \"message\": ", a, e.status,
                             head.model ? "true" : "false", tail.model ? "true" : "false") +
@@ -962,7 +968,7 @@ int certify(std::vector<setting> &plan, const char *path, const char *file_name,
 
     // a range that begins or ends at an illegal cut is refused whatever its other end
     std::string accepted;
-    for (int32_t a = 1; a < n_layer && full.model; a++) {
+    for (int32_t a = 1; a < n_layer && full.model && refused.empty(); a++) {
         if (std::find(cuts.begin(), cuts.end(), a) != cuts.end()) {
             continue;
         }
@@ -982,7 +988,7 @@ int certify(std::vector<setting> &plan, const char *path, const char *file_name,
         say(text("{\"event\": \"begin\", \"setting\": %s}", quoted(s.name).c_str()));
         const std::string head = text("{\"event\": \"setting\", \"setting\": %s, ", quoted(s.name).c_str());
         if (s.refuse) {
-            std::string first = "", last = "";
+            std::string first, last;
             if (!cuts.empty()) {
                 first = refusal(shards, 0, cuts[0], s);
                 last = refusal(shards, cuts[0], n_layer, s);

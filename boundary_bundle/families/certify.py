@@ -257,13 +257,14 @@ class _Certification:
 
     def _traits(self) -> Traits:
         model = self.model
+        encode = "none" if not model.encoder else "first" if model.decoder else "all"
         return Traits(
-            memory=model.memory != "none",
+            memory=model.memory != "none" and encode != "all",
             n_vocab=model.n_vocab,
             n_ctx_train=self._n_ctx_train(),
             embeddings=model.gives == "embeddings",
-            whole=model.memory == "none" or model.attention == "full",
-            encode="none" if not model.encoder else "first" if model.decoder else "all",
+            whole=not model.remembers or model.attention == "full",
+            encode=encode,
         )
 
     def _n_ctx_train(self) -> int:

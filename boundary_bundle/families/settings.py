@@ -239,10 +239,21 @@ class Covering:
         if self._only is not None:
             chosen, self._only = self._only, []
             return chosen
-        if not self.bad:
-            return list(greedy(self._legal, self._open(self._legal)))
         values = [((factor, value),) for factor, row in FACTORS.items() for value in row]
-        return self._retry(values) or self._retry(sorted(ALL_PAIRS))
+        while True:
+            blamed = [entry.combination for entry in self._found]
+            unexplained = [one for one in self.bad if not any(one.meets(entry) for entry in blamed)]
+            if not unexplained:
+                allowed = tuple(self._allowed())
+                return list(greedy(allowed, self._open(allowed)))
+            for candidates in (values, sorted(ALL_PAIRS)):
+                suspects = [
+                    one for one in candidates if one not in self._met and any(bad.meets(one) for bad in unexplained)
+                ]
+                if self._blame(suspects):
+                    break  # it may explain others
+                if chosen := self._retry(suspects, unexplained):
+                    return chosen
 
     def met(self) -> int:
         """How many pairs the settings that ran meet."""
@@ -264,24 +275,27 @@ class Covering:
         possible: set[Combination] = set().union(*(_PAIRS[one] for one in allowed))
         return frozenset(possible - self._met)
 
-    def _retry(self, candidates: Iterable[Combination]) -> list[Setting]:
-        """A setting for each candidate that was not met yet; candidates that were tried enough become illegal."""
-        suspicion = Counter(pair for one in self.bad for pair in _PAIRS[one] if pair not in self._met)
-        chosen: list[Setting] = []
-        for candidate in candidates:
-            if candidate in self._met or any(one.meets(candidate) for one in chosen):
-                continue
-            allowed = [one for one in self._allowed() if one.meets(candidate)]
-            if not allowed:
-                continue  # ruled out by something else
-            left = [one for one in allowed if one not in self.bad]
-            tried = self._tried.setdefault(candidate, [])
-            if len(tried) >= TRIES or not left:
+    def _blame(self, suspects: Sequence[Combination]) -> bool:
+        """Take the first suspect for illegal that was tried enough, or that cannot be tried; whether there was one."""
+        for suspect in suspects:
+            allowed = [one for one in self._allowed() if one.meets(suspect)]
+            tried = self._tried.get(suspect, [])
+            if allowed and (len(tried) >= TRIES or all(one in self.bad for one in allowed)):
                 reasons = [self.bad[one] for one in (*tried[::-1], *allowed) if one in self.bad]
-                self._found.append(Illegal(candidate, reasons[0]))
+                self._found.append(Illegal(suspect, reasons[0]))
+                return True
+        return False
+
+    def _retry(self, suspects: Sequence[Combination], unexplained: Sequence[Setting]) -> list[Setting]:
+        """A setting for each suspect that holds it and as little as possible of what was refused besides."""
+        suspicion = Counter(pair for one in unexplained for pair in _PAIRS[one] if pair not in self._met)
+        chosen: list[Setting] = []
+        for suspect in suspects:
+            left = [one for one in self._allowed() if one.meets(suspect) and one not in self.bad]
+            if not left or any(one.meets(suspect) for one in chosen):
                 continue
             best = min(left, key=lambda one: (sum(suspicion[pair] for pair in _PAIRS[one]), _cost(one), one))
-            tried.append(best)
+            self._tried.setdefault(suspect, []).append(best)
             chosen.append(best)
         return chosen
 
