@@ -25,9 +25,7 @@ from . import common
 from .common import CommandError, counted
 
 #: Their boundaries hold more than the residual stream, or some of their cuts are illegal: never reduced.
-ODD = frozenset(
-    {"arwkv7", "cogvlm", "deepseek4", "gemma3n", "gemma4", "qwen2vl", "qwen3vl", "qwen3vlmoe", "rwkv7", "t5", "talkie"}
-)
+ODD = frozenset({"arwkv7", "deepseek4", "gemma3n", "gemma4", "qwen2vl", "qwen3vl", "rwkv7", "t5", "talkie"})
 #: Those that take longest come first, so that none is left alone at the end.
 SLOWEST = ("gemma3n", "gemma4")
 

@@ -306,7 +306,7 @@ def array(traits: Traits) -> list[Setting]:
 
 
 #: Of the reduced grid, as many settings of the array: they are the ones that meet most pairs.
-REDUCED = 4
+REDUCED = 3
 
 
 # -- batches
