@@ -58,7 +58,7 @@ def add_command(commands: Any) -> None:
     chosen.add_argument(
         "--known-failures", type=file_name, metavar="FILE", help="a case or vector a line, # and the reason"
     )
-    chosen.add_argument("--random", type=number(1, 10**9), metavar="N", help="also N drawn bundles and drawn damages")
+    chosen.add_argument("--random", type=number(1, 10**9), metavar="N", help="also N cases of drawn bundles and damage")
     chosen.add_argument("--seed", type=number(0, 2**31), default=0, metavar="S", help="seed of the draws (0)")
     chosen.add_argument(
         "--save", type=file_name, default=Path(), metavar="DIR", help="where failures of --random become vectors (here)"

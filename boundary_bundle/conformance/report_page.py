@@ -39,7 +39,7 @@ h1 { font-size: 1.7rem; margin: 0; letter-spacing: -.01em; overflow-wrap: anywhe
 h2 { font-size: 1.1rem; margin: 2.5rem 0 .75rem; }
 .sub { color: var(--soft); margin: .25rem 0 1.5rem; overflow-wrap: anywhere; }
 code, .mono { font-family: var(--mono); font-size: .86em; }
-.verdict { display: flex; flex-wrap: wrap; gap: 1rem; align-items: center; padding: 1.1rem 1.3rem;
+.verdict { display: flex; flex-wrap: wrap; gap: 1rem; align-items: center; padding: 1.1rem 1.3rem; margin: 1rem 0;
   background: var(--card);
   border: 1px solid var(--line); border-left: 6px solid var(--tone); border-radius: 10px; }
 .verdict strong { font-size: 1.35rem; color: var(--tone); }
@@ -68,6 +68,7 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; ma
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; font-family: var(--mono); font-size: .86em; }
 .bytes td { border: 0; padding: .12rem .6rem; font-size: .85rem; }
 .bytes td:nth-child(-n + 4) { white-space: nowrap; } .bytes { border-radius: 6px; }
+li { overflow-wrap: anywhere; }
 .matrix td { border-left: 1px solid var(--line); color: var(--tone); font-weight: 600; }
 .matrix th:first-child { color: var(--ink); }
 .bytes tr.hit { background: var(--mark); } .scroll { overflow-x: auto; }

@@ -24,7 +24,7 @@ import jsonschema
 import pytest
 
 from boundary_bundle import cli
-from boundary_bundle.conformance import asks, random_cases, report, report_page, runner
+from boundary_bundle.conformance import asks, matrix, random_cases, report, report_page, runner
 from boundary_bundle.conformance.runner import Known, Report, Unusable
 from boundary_bundle.conformance.testee import TROUBLES, Trouble
 from boundary_bundle.conformance.vectors import FOLDER, load
@@ -584,14 +584,21 @@ def _template(language: str, out: Path) -> list[str]:
 
 @pytest.mark.parametrize("language", ["python", "javascript", "c", "go", "rust"])
 def test_a_template_runs(language: str, tmp_path: Path) -> None:
-    """It compiles, answers hello, and skips everything that it has not."""
-    found = runner.run(_template(language, tmp_path), kit(), only=("2.1", "7", "8-*", "D59-*"))
+    """It compiles, answers hello, and skips everything that it has not; the matrix names it."""
+    command = _template(language, tmp_path)
+    found = runner.run(command, kit(), only=("2.1", "7", "8-*", "D59-*"))
     assert found.hello["name"] == "template"
     assert {outcome.result for outcome in found.outcomes} == {"skipped"}
     assert any(outcome.details == ["no decoder yet"] for outcome in found.outcomes)
     assert any(outcome.details == ["no encoder yet"] for outcome in found.outcomes)
     assert "stop" not in found.hello
     assert found.restarts == 0
+    table = matrix.make({"python": PYTHON, "template": command}, asks.select(kit(), ("14",), None))
+    assert table.left_out == [
+        ("template", "writes nothing: no encoder yet"),
+        ("template", "reads nothing: no decoder yet"),
+    ]
+    assert table.full
 
 
 def test_templates_are_short() -> None:
