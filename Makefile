@@ -5,10 +5,11 @@
 #   make test         every test, with both builds of llama.cpp
 #   make test-long    each byte of each small vector set to all its other values, by both codecs (half an hour)
 #   make check        ruff and mypy
+#   make patches-check where the patches apply, what later releases changed, what builds (PATCHES_ARGS="--quick --json")
 #   make bench        the codecs against their peers, side by side (BENCH_ARGS="--plot FILE --json FILE")
 #   make clean-cache  remove everything that this project put into its cache folder
 
-.PHONY: help demo test test-long check bench clean-cache
+.PHONY: help demo test test-long check patches-check bench clean-cache
 .DEFAULT_GOAL := help
 # One build at a time; each uses every core by itself.
 .NOTPARALLEL:
@@ -51,6 +52,9 @@ check:
 	"$$venv" -m ruff check .; \
 	"$$venv" -m ruff format --check .; \
 	"$$venv" -m mypy --strict boundary_bundle
+
+patches-check:
+	@$(SET_UP); exec "$$venv" -m boundary_bundle.native.patches_check $(PATCHES_ARGS)
 
 bench:
 	@base=; $(FIND_PYTHON); venv=$$("$$base" -I $(BOOTSTRAP) python --no-build) || exit $$?; set -e; \
