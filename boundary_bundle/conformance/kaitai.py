@@ -76,11 +76,11 @@ def prepare() -> Path:
     state = hashlib.sha256(repr((NPM, PYPI, sys.version_info[:2])).encode("ascii"))
     for path in (spec_folder() / "boundary_bundle.ksy", spec_folder() / "testees" / "kaitai" / "compile.js"):
         state.update(path.read_bytes())
-    parent = prepare_cache(cache_dir()) / "kaitai"
-    place = parent / state.hexdigest()[:16]
+    parent = prepare_cache(cache_dir()) / "builds"
+    place = parent / f"kaitai-{state.hexdigest()[:16]}"
     if not place.is_dir():
         parent.mkdir(exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=parent))
+        partial = Path(tempfile.mkdtemp(prefix=".kaitai-", dir=parent))
         try:
             _make(partial)
             # Whoever made it at the same time has made the same.

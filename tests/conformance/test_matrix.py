@@ -16,7 +16,8 @@ import pytest
 
 from boundary_bundle import DTYPES, cli
 from boundary_bundle.conformance import asks, builtin, kaitai, matrix, report, runner
-from boundary_bundle.native import NativeBuild
+from boundary_bundle.native import NativeBuild, cache_dir
+from boundary_bundle.native.bootstrap import CACHE_FOLDERS
 
 HERE = Path(__file__).parent
 PYTHON = [sys.executable, "-m", "boundary_bundle.conformance.testee_python"]
@@ -144,6 +145,15 @@ def test_a_testee_that_does_not_start_is_named() -> None:
     ((name, reason),) = found.left_out
     assert name == "gone"
     assert "does not start" in reason
+
+
+def test_what_is_made_for_them_is_removed_with_the_cache(commands: dict[str, list[str]]) -> None:
+    """``make clean-cache`` empties the folders that it knows."""
+    made = [Path(commands["c"][0])]
+    if "kaitai-python" in commands:
+        made.append(Path(commands["kaitai-python"][-1]))
+    for path in made:
+        assert path.relative_to(cache_dir().resolve()).parts[0] in CACHE_FOLDERS
 
 
 def _lines(found: matrix.Matrix) -> list[str]:
