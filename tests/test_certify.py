@@ -13,6 +13,7 @@ from pathlib import Path
 import planted_faults
 import pytest
 
+from boundary_bundle.cli import main
 from boundary_bundle.families import certificates, models
 from boundary_bundle.families.certify import Certificate, Limits, Programs, certify, describe
 from boundary_bundle.families.settings import (
@@ -258,6 +259,48 @@ def test_one_flipped_bit_of_the_oracle_shows_at_every_cut(
     first = event["first"]
     assert isinstance(first, dict)
     assert (first["what"], first["batch"], first["row"], first["index"]) == ("no range", batch, row, index)
+
+
+@pytest.mark.shards
+def test_an_architecture_that_is_not_certified_is_refused_by_name(programs: Programs, tmp_path: Path) -> None:
+    """And runs as before where no range is asked for."""
+    model = models.make_model(("t5", "dense"), tmp_path / "model.gguf", build=programs.unpatched_build)
+    found = certify(model, programs, Limits(reduced=True))
+    assert found.verdict == "refused"
+    assert "'t5' is not certified" in found.reason
+    assert (found.cuts, found.boundary.compared, found.logits.differing) == ([], 0, 0)
+    assert found.logits.compared > 0
+
+
+@pytest.mark.shards
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--family", "lama"], "there is no architecture 'lama'"),
+        (["--family", "llama", "--settings", "b1"], "there is no setting 'b1'"),
+        (["--family", "all", "--reduced", "-o", "somewhere"], "so -o needs --family alone"),
+        (["--model", "nothing.gguf"], "nothing.gguf"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_sentence(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["certify", *arguments]) == 2
+    error = capsys.readouterr().err.strip().split("\n")[-1]
+    assert error.startswith("error: ")
+    assert said in error
+
+
+@pytest.mark.shards
+def test_the_command_on_one_file(tiny: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "result.json"
+    command = ["certify", "--model", str(tiny["gqa"]), "--settings", ",".join(QUICK), "--json", str(target)]
+    assert main(command) == 0
+    (row,) = json.loads(target.read_text())["architectures"]
+    assert (row["name"], row["verdict"], row["cuts"], row["reason"]) == ("llama", "certified", 7, "")
+    assert (row["logits_differing"], row["boundary_values_differing"]) == (0, 0)
+    assert row["logits_compared"] > 0
+    assert f"{row['logits_compared']:,}" in capsys.readouterr().out
 
 
 @pytest.mark.shards

@@ -104,14 +104,14 @@ def _settings(text: str | None) -> tuple[str, ...]:
     return names
 
 
-#: What measures one variant: its architecture, its variant, and the work.
-Work = tuple[str, str, Callable[[], Certificate]]
+#: What measures one variant.
+Work = Callable[[], Certificate]
 
 
 def _work(
     options: argparse.Namespace, programs: Programs, settings: tuple[str, ...], folder: Path
 ) -> tuple[list[Work], list[Certificate]]:
-    """What is to be measured, and what cannot be."""
+    """What is to be measured, in its order, and what cannot be."""
     whole = Limits(only=settings, seconds=options.time_limit)
     reduced = Limits(reduced=True, seconds=options.time_limit)
     if options.model is not None:
@@ -120,9 +120,7 @@ def _work(
         except models.ModelError as error:
             raise CommandError(str(error)) from None
         limits = reduced if options.reduced else whole
-        return [
-            (model.variant.architecture, model.variant.experts, lambda: certify.certify(model, programs, limits))
-        ], []
+        return [lambda: certify.certify(model, programs, limits)], []
 
     variants = models.variants(programs.unpatched_build)
     refused = models.refused(programs.unpatched_build)
@@ -141,7 +139,7 @@ def _work(
 
     def work(variant: models.Variant) -> Work:
         limits = reduced if options.reduced and variant.architecture not in ODD else whole
-        return variant.architecture, variant.experts, lambda: _certify_tiny(variant, programs, limits, folder)
+        return lambda: _certify_tiny(variant, programs, limits, folder)
 
     missing = [Certificate(name, "", "not built", reason) for name, reason in refused.items() if name in asked]
     return [work(variant) for variant in chosen], missing
@@ -169,12 +167,11 @@ def _measure(work: tuple[list[Work], list[Certificate]], jobs: int) -> dict[str,
     pool = ThreadPoolExecutor(max_workers=min(jobs, max(1, len(todo))))
     try:
         with _progress(len(todo)) as tell:
-            pending: dict[Future[Certificate], Work] = {pool.submit(one[2]): one for one in todo}
+            pending: set[Future[Certificate]] = {pool.submit(one) for one in todo}
             while pending:
                 # Now and then awake, so that an interrupt is answered.
-                done, _ = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
+                done, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
                 for future in done:
-                    del pending[future]
                     result = future.result()
                     found.append(result)
                     tell(result)

@@ -113,20 +113,15 @@ class Limits:
     seconds: float = TIME_LIMIT
 
 
-def certify(
-    model: models.Model,
-    programs: Programs,
-    limits: Limits = Limits(),
-    progress: Callable[[int, int], None] | None = None,
-) -> Certificate:
-    """Everything about one model file. ``progress`` gets settings done and settings in all."""
+def certify(model: models.Model, programs: Programs, limits: Limits = Limits()) -> Certificate:
+    """Everything about one model file."""
     started = time.monotonic()
     found = Certificate(model.variant.architecture, model.variant.experts, sha256=model.sha256)
     found.n_layer, found.memory, found.gives = model.n_layer, model.memory, model.gives
     found.widths = {"n_embd": model.n_embd, "n_embd_inp": model.n_embd_inp, "n_vocab": model.n_vocab}
     with tempfile.TemporaryDirectory(prefix="boundary-bundle-certify-") as folder:
         try:
-            _Certification(model, programs, limits, found, Path(folder), progress or (lambda done, total: None)).run()
+            _Certification(model, programs, limits, found, Path(folder)).run()
         except _Crash as crash:
             found.verdict, found.reason = "crashed", str(crash)
     found.seconds = time.monotonic() - started
@@ -225,16 +220,9 @@ class _Certification:
     """One model on its way through both programs."""
 
     def __init__(
-        self,
-        model: models.Model,
-        programs: Programs,
-        limits: Limits,
-        found: Certificate,
-        folder: Path,
-        progress: Callable[[int, int], None],
+        self, model: models.Model, programs: Programs, limits: Limits, found: Certificate, folder: Path
     ) -> None:
-        self.model, self.programs, self.limits = model, programs, limits
-        self.found, self.folder, self.progress = found, folder, progress
+        self.model, self.programs, self.limits, self.found, self.folder = model, programs, limits, found, folder
         self.rows = folder / "oracle"
         self.traits = self._traits()
         ruled = rules(self.traits)
@@ -352,7 +340,6 @@ class _Certification:
                 crossed.update(event)
             elif event["event"] == "setting":
                 done.append(event["setting"])
-                self.progress(len(done), len(runs) + len(refuse))
                 if "refused" in event:
                     found.refusals.append(
                         Refusal(event["setting"], self._said(event["setting"]), _without_paths(event["reason"]))
