@@ -39,9 +39,10 @@ def add_command(commands: Any) -> None:
 
 def write_stripped(options: argparse.Namespace) -> int:
     """The command."""
+    files = model_files(options.model)
     model = read_model_file(options.model)
     layers = parse_range(options.range, model.n_layer)
-    common.check_target(options.output, *model_files(model.path))
+    common.check_target(options.output, *files)
     workers = start_workers(common.worker_program(options), model.path, [layers], _SMALLEST)
     try:
         held = workers[0].describe(tensors=True)
