@@ -225,6 +225,7 @@ class _Certification:
         self.model, self.programs, self.limits, self.found, self.folder = model, programs, limits, found, folder
         self.rows = folder / "oracle"
         self.traits = self._traits()
+        self.crossed = self._cuts()
         ruled = rules(self.traits)
         self.covering = Covering(ruled, self._only(ruled))
         self.no_context: dict[Setting, str] = {}
@@ -239,7 +240,7 @@ class _Certification:
         found.settings = [setting.name for setting in self.covering.good]
         found.pairs_met = self.covering.met()
         found.illegal = self.covering.illegal()
-        if not (self.limits.reduced or self.limits.only):
+        if not (self.limits.reduced or self.limits.only or self.crossed["refused"]):
             found.pairs_unmet = [Illegal(pair, "").text for pair in self.covering.unmet()]
         self._compare()
 
@@ -264,10 +265,24 @@ class _Certification:
             raise _Crash(f"the unpatched library: {ended.fault}")
         return int(facts[0]["n_ctx_train"])
 
+    def _cuts(self) -> dict[str, Any]:
+        """Which cuts the patched library allows, from an empty plan."""
+        self.rows.touch()
+        ended = _run(
+            [self.programs.patched, self._plan("cuts", []), self.model.path, self.rows],
+            self.limits.seconds,
+            lambda event: None,
+        )
+        if ended.fault or not ended.events:
+            raise _Crash(ended.fault or "the patched library says nothing of cuts")
+        return ended.events[0]
+
     def _only(self, ruled: Sequence[Illegal]) -> list[Setting] | None:
-        if not (self.limits.only or self.limits.reduced):
+        # Of a model that is refused by name only the whole is run, to see that it is what it was.
+        reduced = self.limits.reduced or bool(self.crossed["refused"])
+        if not (self.limits.only or reduced):
             return None
-        if self.limits.reduced:
+        if not self.limits.only:
             return Covering(ruled).next_round()[:REDUCED]
         return [setting for setting in ALL_SETTINGS if setting.name in self.limits.only]
 
@@ -287,7 +302,8 @@ class _Certification:
                 if not fault:
                     break
                 # The setting that had begun is the one that ended the process.
-                self.covering.refused(left.pop(0), f"aborts: {fault}")
+                setting = left.pop(0)
+                self.covering.refused(setting, f"aborts: {fault.replace(f'unsplit in setting {setting.name}: ', '')}")
                 aborts += 1
                 if aborts > _MOST_ABORTS:
                     raise _Crash(f"the unpatched library aborts in {aborts} settings: {fault}")
@@ -331,14 +347,14 @@ class _Certification:
         bundles.mkdir()
         names = {run.setting.name: True for run in refuse}
         plan = self._plan("patched", [*runs, *refuse], refuse=names, dump=dumped)
+        crossed = self.crossed
+        found.cuts = crossed["legal"]
+        found.illegal_cuts = {row["cut"]: row["message"] for row in crossed["illegal"]}
         reasons: list[str] = []
         done: list[str] = []
-        crossed: dict[str, Any] = {}
 
         def on_event(event: dict[str, Any]) -> None:
-            if event["event"] == "cuts":
-                crossed.update(event)
-            elif event["event"] == "setting":
+            if event["event"] == "setting":
                 done.append(event["setting"])
                 if "refused" in event:
                     found.refusals.append(
@@ -354,9 +370,6 @@ class _Certification:
                     reasons.append(f"setting {event['setting']}: {event['failed']}")
                 if event["first"] is not None and found.first is None:
                     found.first = {"setting": event["setting"], **event["first"]}
-            if crossed and not found.cuts:
-                found.cuts = crossed["legal"]
-                found.illegal_cuts = {row["cut"]: row["message"] for row in crossed["illegal"]}
 
         command = [self.programs.patched, plan, self.model.path, self.rows, bundles]
         ended = _run(command, self.limits.seconds, on_event)

@@ -334,7 +334,9 @@ def make_run(setting: Setting, traits: Traits) -> Run:
     n_ctx = sum(room) if setting.kv == "unified" else n_sequences * max(room)
     run = Run(setting, _padded(n_ctx, n_sequences, setting.kv), large, n_ubatch, traits.embeddings)
     if traits.encode == "first":
-        prompt = [(sequence, place) for sequence in range(n_sequences) for place in range(5)]
+        # Of the encoder, which takes it in one micro-batch.
+        length = min(5, n_ubatch // n_sequences)
+        prompt = [(sequence, place) for sequence in range(n_sequences) for place in range(length)]
         run.batches.append(_tokens(prompt, "all", traits, random))
         run.kinds.append("encode")
     for part in parts:
