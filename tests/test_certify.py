@@ -16,6 +16,7 @@ import pytest
 from boundary_bundle.cli import main
 from boundary_bundle.families import certificates, models
 from boundary_bundle.families.certify import Certificate, Limits, Programs, certify, describe
+from boundary_bundle.families.contracts import declared, with_symbols
 from boundary_bundle.families.settings import (
     ALL_PAIRS,
     ALL_SETTINGS,
@@ -218,7 +219,8 @@ def test_a_model_is_certified(tiny: dict[str, Path], programs: Programs) -> None
     (contract,) = found.contracts
     assert contract.cuts == (1, 2, 3, 4, 5)
     assert [tensor.name for tensor in contract.tensors] == list(certificates.COMMON)
-    assert contract.tensors[0].shape == ("tokens", str(model.n_embd))
+    assert contract.tensors[0].shape == ("tokens", "n_embd")
+    assert found.sizes == {"n_embd": model.n_embd, "n_vocab": model.n_vocab}
     assert [(end.cuts, end.tensors[0].name) for end in found.ends] == [((0,), "token_ids"), ((6,), "logits")]
     (refusal,) = found.refusals
     assert refusal.unpatched == refusal.patched
@@ -309,6 +311,41 @@ def test_a_program_that_is_too_slow_is_a_verdict(tiny: dict[str, Path], programs
     found = certify(model, programs, Limits(only=QUICK, seconds=0.001))
     assert found.verdict == "crashed"
     assert "no end within" in found.reason
+
+
+# -- contracts
+
+
+def contract(cut: int, layers: int, width: int = 8) -> tuple[int, str]:
+    return cut, (
+        "boundary-bundle contract 1\n"
+        "attribute 0x8006 u64 *\n"
+        f"tensor residual f32 [tokens,4,{width}] 0\n"
+        f"tensor per_layer_inputs f32 [tokens,{layers},16] 0\n"
+        "tensor seq_offsets u32 [tokens+1] -\n"
+        "tensor other f32 [tokens,3] 0\n"
+    )
+
+
+def test_sizes_get_their_names() -> None:
+    """Cuts of one contract become one, although what is left behind them differs."""
+    texts = [contract(1, 5), contract(2, 4)]
+    assert len(declared(texts)) == 2
+    ((found,), sizes) = with_symbols(declared(texts), 6, {"n_embd": 8})
+    assert found.cuts == (1, 2)
+    assert [(tensor.name, tensor.shape, tensor.token_axis) for tensor in found.tensors] == [
+        ("residual", ("tokens", "n_streams", "n_embd"), 0),
+        ("per_layer_inputs", ("tokens", "layers_behind", "n_embd_per_layer"), 0),
+        ("seq_offsets", ("tokens+1",), None),
+        ("other", ("tokens", "3"), 0),
+    ]
+    assert sizes == {"n_streams": 4, "n_embd": 8, "n_embd_per_layer": 16}
+
+
+@pytest.mark.parametrize("texts", [[contract(1, 4)], [contract(1, 5, 9)]], ids=["layers", "width"])
+def test_a_size_that_is_not_what_its_name_says(texts: list[tuple[int, str]]) -> None:
+    with pytest.raises(ValueError, match="layers_behind|n_embd"):
+        with_symbols(declared(texts), 6, {"n_embd": 8})
 
 
 # -- planted faults

@@ -88,12 +88,12 @@ def _variant(one: Certificate) -> dict[str, Any]:
         **found,
         "model_sha256": one.sha256,
         "layers": one.n_layer,
-        **one.widths,
         "memory": one.memory,
         "gives": one.gives,
         "cuts": one.cuts,
         "illegal_cuts": [{"cut": cut, "reason": why} for cut, why in one.illegal_cuts.items()],
         "pairs_of_cuts": one.pairs,
+        "sizes": one.sizes,
         "boundaries": [
             {"cuts": list(entry.cuts), "tensors": [_tensor(tensor) for tensor in entry.tensors]}
             for entry in one.contracts

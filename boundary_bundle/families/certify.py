@@ -23,7 +23,7 @@ from typing import Any, Literal
 from ..native.build import CERTIFY, NativeBuild
 from ..native.download import sha256_file
 from . import models
-from .contracts import BoundaryContract, declared, observed
+from .contracts import BoundaryContract, declared, observed, with_symbols
 from .settings import ALL_SETTINGS, REDUCED, Covering, Illegal, Run, Setting, Traits, make_run, plan_text, rules
 
 #: certified: all equal. failed: a bit differs, or something that must be refused is not. crashed: the process ended
@@ -82,7 +82,7 @@ class Certificate:
     n_layer: int = 0
     memory: str = ""
     gives: str = "logits"
-    widths: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
     cuts: list[int] = field(default_factory=list)
     illegal_cuts: dict[int, str] = field(default_factory=dict)
     settings: list[str] = field(default_factory=list)
@@ -118,7 +118,6 @@ def certify(model: models.Model, programs: Programs, limits: Limits = Limits()) 
     started = time.monotonic()
     found = Certificate(model.variant.architecture, model.variant.experts, sha256=model.sha256)
     found.n_layer, found.memory, found.gives = model.n_layer, model.memory, model.gives
-    found.widths = {"n_embd": model.n_embd, "n_embd_inp": model.n_embd_inp, "n_vocab": model.n_vocab}
     with tempfile.TemporaryDirectory(prefix="boundary-bundle-certify-") as folder:
         try:
             _Certification(model, programs, limits, found, Path(folder)).run()
@@ -398,11 +397,19 @@ class _Certification:
     def _read_contracts(self, texts: Sequence[dict[str, Any]], bundles: Path, reasons: list[str]) -> None:
         """What the library declares, held against what crossed."""
         found, n_layer = self.found, self.model.n_layer
-        found.contracts = declared((row["cut"], row["text"]) for row in texts if 0 < row["cut"] < n_layer)
-        found.ends = declared((row["cut"], row["text"]) for row in texts if row["cut"] in (0, n_layer))
+        boundaries = declared((row["cut"], row["text"]) for row in texts if 0 < row["cut"] < n_layer)
+        ends = declared((row["cut"], row["text"]) for row in texts if row["cut"] in (0, n_layer))
         crossed = observed(bundles)
-        if crossed and crossed != found.contracts:
-            reasons.append(f"what crosses is {crossed}, but the library declares {found.contracts}")
+        if crossed and crossed != boundaries:
+            reasons.append(f"what crosses is {crossed}, but the library declares {boundaries}")
+        known = {"n_embd": self.model.n_embd, "n_vocab": self.model.n_vocab}
+        try:
+            found.contracts, sizes = with_symbols(boundaries, n_layer, known)
+            found.ends, more = with_symbols(ends, n_layer, known)
+        except ValueError as error:
+            reasons.append(f"the declared contracts: {error}")
+        else:
+            found.sizes = dict(sorted({**sizes, **more}.items()))
 
     def _refused_runs(self) -> list[Run]:
         """One setting for each combination that the library refuses when a context is made."""

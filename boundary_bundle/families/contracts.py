@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,45 @@ class BoundaryContract:
 
     cuts: tuple[int, ...]
     tensors: tuple[CrossingTensor, ...]
+
+
+#: What the sizes of a tensor mean, by its name and rank; ``layers_behind`` is n_layer less the cut.
+_MEANINGS: dict[tuple[str, int], tuple[str, ...]] = {
+    ("residual", 2): ("tokens", "n_embd"),
+    ("residual", 3): ("tokens", "n_streams", "n_embd"),
+    ("per_layer_inputs", 3): ("tokens", "layers_behind", "n_embd_per_layer"),
+    ("v_first", 2): ("tokens", "n_embd"),
+    ("input_embedding", 2): ("tokens", "n_embd"),
+    ("deepstack", 3): ("tokens", "n_deepstack", "n_embd"),
+    ("positions", 2): ("n_sections", "tokens"),
+    ("logits", 2): ("outputs", "n_vocab"),
+    ("embeddings", 2): ("outputs", "n_embd_out"),
+}
+
+
+def with_symbols(
+    contracts: Iterable[BoundaryContract], n_layer: int, known: Mapping[str, int]
+) -> tuple[list[BoundaryContract], dict[str, int]]:
+    """The same with names for sizes, where they are known, and what the names come to; contracts that are now equal are
+    put together. Raises ValueError if a name would have two values, or another one than the ``known``.
+    """
+    values: dict[str, int] = {}
+    found: dict[tuple[CrossingTensor, ...], list[int]] = {}
+    for contract in contracts:
+        for cut in contract.cuts:
+            expected = {**values, **known, "layers_behind": n_layer - cut}
+            rows = []
+            for tensor in contract.tensors:
+                meanings = _MEANINGS.get((tensor.name, len(tensor.shape)), tensor.shape)
+                for size, meaning in zip(tensor.shape, meanings, strict=True):
+                    if size.isdigit() and not meaning.isdigit():
+                        if expected.setdefault(meaning, int(size)) != int(size):
+                            raise ValueError(f"{meaning} of {tensor.name} is {size}, not {expected[meaning]}, at {cut}")
+                        if meaning != "layers_behind":
+                            values[meaning] = int(size)
+                rows.append(CrossingTensor(tensor.name, tensor.dtype, meanings, tensor.token_axis))
+            found.setdefault(tuple(rows), []).append(cut)
+    return [BoundaryContract(tuple(cuts), tensors) for tensors, cuts in found.items()], values
 
 
 def declared(texts: Iterable[tuple[int, str]]) -> list[BoundaryContract]:
