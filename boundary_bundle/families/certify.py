@@ -31,7 +31,7 @@ from .settings import ALL_SETTINGS, REDUCED, Covering, Illegal, Run, Setting, Tr
 Verdict = Literal["certified", "failed", "crashed", "refused", "not built"]
 
 
-TIME_LIMIT = 600.0
+TIME_LIMIT = 1800.0
 #: Upstream may abort in so many settings before the model is given up.
 _MOST_ABORTS = 40
 
