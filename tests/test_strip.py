@@ -148,6 +148,8 @@ def test_the_real_model_in_three_files(
     finally:
         for worker in workers:
             worker.close()
+        for path in files:
+            path.unlink()  # pytest keeps its folders for some runs, and these are 130 MB
 
 
 def described(build: NativeBuild, path: Path, layers: tuple[int, int]) -> dict[str, Any]:
