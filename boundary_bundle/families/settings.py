@@ -254,6 +254,10 @@ class Covering:
                     break  # it may explain others
                 if chosen := self._retry(suspects, unexplained):
                     return chosen
+            else:
+                # Each of its pairs is met elsewhere: it is the setting as a whole that is refused.
+                first = unexplained[0]
+                self._found.append(Illegal(tuple(first.values()), self.bad[first]))
 
     def met(self) -> int:
         """How many pairs the settings that ran meet."""
