@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 import struct
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -303,6 +306,25 @@ def test_the_command_on_one_file(tiny: dict[str, Path], tmp_path: Path, capsys: 
     assert (row["logits_differing"], row["boundary_values_differing"]) == (0, 0)
     assert row["logits_compared"] > 0
     assert f"{row['logits_compared']:,}" in capsys.readouterr().out
+
+
+@pytest.mark.shards
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_everything(number: int, tmp_path: Path) -> None:
+    """A thread that goes on with the next program would keep the command alive for minutes."""
+    command = [sys.executable, "-m", "boundary_bundle.cli", "certify", "--family", "llama,gemma,phi2,qwen2"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    # A group of its own: what the command leaves behind would be found there.
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, start_new_session=True) as child:
+        while not list(tmp_path.glob("boundary-bundle-certify-*/patched.plan")):
+            assert child.poll() is None
+            time.sleep(0.05)
+        os.kill(child.pid, number)
+        child.communicate(timeout=60)
+    assert child.returncode == (130 if number == signal.SIGINT else 128 + number)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(child.pid, 0)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.shards

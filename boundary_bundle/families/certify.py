@@ -114,7 +114,7 @@ class Limits:
 
 
 def certify(model: models.Model, programs: Programs, limits: Limits = Limits()) -> Certificate:
-    """Everything about one model file."""
+    """Everything about one model file. Raises Stopped after :func:`stop_all`."""
     started = time.monotonic()
     found = Certificate(model.variant.architecture, model.variant.experts, sha256=model.sha256)
     found.n_layer, found.memory, found.gives = model.n_layer, model.memory, model.gives
@@ -146,6 +146,10 @@ def stop_all() -> None:
         child.kill()
 
 
+class Stopped(Exception):
+    """:func:`stop_all` was called while this model was being measured."""
+
+
 class _Crash(Exception):
     """A program ended before its time."""
 
@@ -160,6 +164,8 @@ class _Ended:
 
 def _run(command: Sequence[str | Path], seconds: float, on_event: Callable[[dict[str, Any]], None]) -> _Ended:
     """Run to the end, or to the time limit; every line of standard output is an event."""
+    if _stopped.is_set():
+        raise Stopped
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
     events: list[dict[str, Any]] = []
     with tempfile.TemporaryFile() as errors:
@@ -171,7 +177,7 @@ def _run(command: Sequence[str | Path], seconds: float, on_event: Callable[[dict
             env=environment,
         )
         _running.add(child)
-        if _stopped.is_set():
+        if _stopped.is_set():  # between the last look and now
             child.kill()
         slow = threading.Event()
 
@@ -197,6 +203,8 @@ def _run(command: Sequence[str | Path], seconds: float, on_event: Callable[[dict
                 child.wait()
             if child.stdout is not None:
                 child.stdout.close()
+        if _stopped.is_set():
+            raise Stopped
         errors.seek(0)
         said = errors.read().decode(errors="replace").strip().split("\n")[-1]
     if slow.is_set():
@@ -472,6 +480,7 @@ __all__ = [
     "Limits",
     "Programs",
     "Refusal",
+    "Stopped",
     "Verdict",
     "certify",
     "describe",
