@@ -13,7 +13,7 @@ from drive import Conversation, assert_same_bits, logits_of
 
 from boundary_bundle.families.models import Variant, make_model
 from boundary_bundle.native import NativeBuild
-from boundary_bundle.shards import CheckedRelay, Settings, WorkerPool, make_plan
+from boundary_bundle.shards import CheckedRelay, LocalWorker, Settings, WorkerError, WorkerPool, make_plan
 
 pytestmark = pytest.mark.shards
 
@@ -57,3 +57,23 @@ def test_family_over_processes(
     names = [rule.name for rule in split.shards[0].contract_out.tensors]
     assert names == [*crossing, "positions", "seq_offsets", "seq_ids", "outputs"]
     assert_same_bits(logits_of(split, batches), logits_of(oracle, batches))
+
+
+@pytest.mark.parametrize(("architecture", "end"), [("gemma3n", 19), ("gemma4", 5), ("gemma4", 9)])
+def test_a_range_that_cuts_shared_keys_and_values(
+    patched_build: NativeBuild, tmp_path: Path, architecture: str, end: int
+) -> None:
+    """Refused before anything is loaded, with the layers in the sentence."""
+    model = make_model(Variant(architecture, "dense"), tmp_path / "model.gguf")
+    for layers in ((0, end), (end, model.n_layer)):
+        with pytest.raises(WorkerError, match=f"no cut before layer {end}") as caught:
+            LocalWorker(patched_build.worker, model.path, layers, SMALL).describe()
+        assert caught.value.code == 2
+
+
+def test_an_architecture_that_is_not_certified(patched_build: NativeBuild, tmp_path: Path) -> None:
+    """By name, with a range; whole it is as it was."""
+    model = make_model(Variant("t5", "dense"), tmp_path / "model.gguf")
+    with pytest.raises(WorkerError, match="'t5' is not certified") as caught:
+        LocalWorker(patched_build.worker, model.path, (0, 3), SMALL).describe()
+    assert caught.value.code == 3
