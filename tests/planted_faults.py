@@ -1,12 +1,14 @@
 """Faults that the patches are there to avoid, put back into a copy of the patched tree.
 
 All of them are compiled into one library; the environment variable BB_FAULT names the one that acts. Without it the
-library is what it was. Each edit names the text that it replaces, and fails where that is not found exactly once.
+library is what it was. Each edit names the text that it replaces, however it is spaced, and fails where that is not
+found exactly once.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +66,8 @@ FAULTS: dict[str, tuple[str, tuple[Edit, ...]]] = {
             Edit(
                 "src/llama-boundary.cpp",
                 "(k - j)*n_embd*sizeof(float));\n            }\n        }\n    }\n",
-                "(k - j)*n_embd*sizeof(float));\n            }\n        }\n    }\n    bb_rows += tensors.empty() ? 0 : tensors[0]->ne[1];\n",
+                "(k - j)*n_embd*sizeof(float));\n            }\n        }\n    }\n"
+                "    bb_rows += tensors.empty() ? 0 : tensors[0]->ne[1];\n",
             ),
         ),
     ),
@@ -83,9 +86,9 @@ FAULTS: dict[str, tuple[str, tuple[Edit, ...]]] = {
         (
             Edit(
                 "src/llama-graph.cpp",
-                "    if (!hparams.is_last_range()) {\n        return nullptr; // outputs",
+                "    if (!hparams.is_last_range()) {\n        return nullptr;",
                 '    if (!hparams.is_last_range() && !bb_fault("output selection on a middle shard")) {\n'
-                "        return nullptr; // outputs",
+                "        return nullptr;",
             ),
             Edit(
                 "src/models/llama.cpp",
@@ -113,12 +116,18 @@ FAULTS: dict[str, tuple[str, tuple[Edit, ...]]] = {
         (
             Edit(
                 "src/llama-layer-range.cpp",
-                "owned = hparams.is_last_range(); // the token table",
-                'owned = hparams.is_last_range() && !bb_fault("tied head absent"); // the token table',
+                "tn.tensor == LLM_TENSOR_TOKEN_EMBD) {\n        owned = hparams.is_last_range();",
+                "tn.tensor == LLM_TENSOR_TOKEN_EMBD) {\n"
+                '        owned = hparams.is_last_range() && !bb_fault("tied head absent");',
             ),
         ),
     ),
 }
+
+
+def _words(text: str) -> re.Pattern[str]:
+    """The same words and signs, however they are spaced."""
+    return re.compile(r"\s*".join(map(re.escape, re.findall(r"\w+|[^\w\s]", text))))
 
 
 def fault_patch(tree: Path) -> str:
@@ -127,9 +136,10 @@ def fault_patch(tree: Path) -> str:
     for name, (_, edits) in FAULTS.items():
         for edit in edits:
             text = edited.setdefault(edit.path, (tree / edit.path).read_text(encoding="utf-8"))
-            if text.count(edit.old) != 1:
-                raise ValueError(f"{name}: {edit.path} holds {text.count(edit.old)} times, not once: {edit.old!r}")
-            edited[edit.path] = text.replace(edit.old, edit.new)
+            places = list(_words(edit.old).finditer(text))
+            if len(places) != 1:
+                raise ValueError(f"{name}: {edit.path} holds {len(places)} times, not once: {edit.old!r}")
+            edited[edit.path] = text[: places[0].start()] + edit.new + text[places[0].end() :]
     parts = []
     for path, text in edited.items():
         before = (tree / path).read_text(encoding="utf-8")
