@@ -244,7 +244,7 @@ class _Certification:
             found.verdict = "not built"
             found.reason = "; ".join(sorted(set(self.covering.bad.values()))) or "no setting is legal"
             return
-        found.settings = [setting.name for setting in self.covering.good]
+        found.settings = [setting.name for setting in self.covering.enough()]
         found.pairs_met = self.covering.met()
         found.illegal = self.covering.illegal()
         if not (self.limits.reduced or self.limits.only or self.crossed["refused"]):
@@ -347,7 +347,7 @@ class _Certification:
 
     def _compare(self) -> None:
         found = self.found
-        runs = [make_run(setting, self.traits) for setting in self.covering.good]
+        runs = [make_run(setting, self.traits) for setting in self.covering.enough()]
         refuse = self._refused_runs()
         dumped = next((run.setting.name for run in runs if len(run.sizes) > 1), None)
         bundles = self.folder / "bundles"

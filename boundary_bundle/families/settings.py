@@ -259,6 +259,13 @@ class Covering:
                 first = unexplained[0]
                 self._found.append(Illegal(tuple(first.values()), self.bad[first]))
 
+    def enough(self) -> list[Setting]:
+        """Of the settings that ran as many as meet all pairs that were met, in their order; all that were asked for."""
+        if self._only is not None:
+            return list(self.good)
+        keep = set(greedy(tuple(self.good), frozenset(self._met & ALL_PAIRS)))
+        return [one for one in self.good if one in keep]
+
     def met(self) -> int:
         """How many pairs the settings that ran meet."""
         return len(self._met & ALL_PAIRS)
