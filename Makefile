@@ -3,7 +3,7 @@
 #
 #   make demo         a real model over three processes
 #   make test         every test, with both builds of llama.cpp
-#   make test-long    each byte of each small vector set to all its other values, by both codecs (half an hour)
+#   make test-long    each byte of each small vector set to all its other values, by both codecs (ten minutes)
 #   make check        ruff and mypy
 #   make patches-check where the patches apply, what later releases changed, what builds (PATCHES_ARGS="--quick --json")
 #   make bench        the codecs against their peers, side by side (BENCH_ARGS="--plot FILE --json FILE")
