@@ -247,6 +247,6 @@ def test_what_is_a_problem_and_what_is_told(small: tuple[list[Path], Path]) -> N
     for bad in (Application("10034", "patches", (good, moved)), Application("11434", "patches/11434", (moved,))):
         report = Report(preimages, [bad, later], [])
         assert report.problems() == [f"{bad.series} does not apply cleanly to {bad.release}"]
-    report = Report(preimages, [], [Built("patches", 2, False, 1.0, "an error")])
-    assert report.problems() == ["patches: the first 2 do not build: an error"]
+    report = Report(preimages, [], [Built("patches", 1, 1.0), Built("patches", 2, 1.0, reason="an error")])
+    assert report.problems() == ["patches: the first 2: an error"]
     json.dumps(report.as_json())

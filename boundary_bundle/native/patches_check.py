@@ -6,7 +6,7 @@ Around the pin: every file that the series changes is the same in both archives,
 an offset. To later releases the series is applied hunk by hunk; each hunk that fails is named with what it does not
 find there. A release that has a series of its own (patches/RELEASE/) must take that one without an offset. Then
 libllama is built with the first patch, the first two and all three, for the pin and for each release with a series of
-its own; --quick leaves the builds out.
+its own, and the tests that these patches add are run on it; --quick leaves the builds out.
 
 Exit status: 0 if all of that holds (that the pin's series fails on a later release is told, not a failure), 1 if not,
 2 if it could not be measured.
@@ -28,9 +28,10 @@ from typing import Any, Literal
 
 from . import pin
 from .apply import Change, blob_hash, changes, series
-from .build import Recipe, build_recipe, series_dir
+from .bootstrap import CXX_NAMES, find_tool
+from .build import NativeBuild, Recipe, build_recipe, series_dir
 from .paths import cache_dir, checkout_dir, prepare_cache
-from .process import NativeError, Runner, git_environment
+from .process import NativeError, Runner, build_environment, git_environment
 from .progress import Reporter
 from .source import RELEASES, ensure_archive
 
@@ -106,12 +107,15 @@ class Application:
 
 @dataclass(frozen=True)
 class Built:
-    """libllama with the first ``patches`` patches of a series; ``reason`` if it does not build."""
+    """libllama with the first ``patches`` patches of a series, and the ``tests`` that they add, by name.
+
+    ``reason`` if it does not build or a test fails, else empty.
+    """
 
     series: str
     patches: int
-    built: bool
     seconds: float
+    tests: tuple[str, ...] = ()
     reason: str = ""
 
 
@@ -303,7 +307,7 @@ def _short(line: str, width: int = 70) -> str:
 def build_prefixes(
     release: str | None, version: str, cache: Path, reporter: Reporter, runner: Runner
 ) -> Iterable[Built]:
-    """libllama with one patch, with two, and so on."""
+    """libllama with one patch, with two, and so on, each with the tests that it must pass without the next patch."""
     folder = series_dir(release)
     source = ensure_archive(cache, version, reporter=reporter, runner=runner)
     patches = series(folder)
@@ -313,11 +317,32 @@ def build_prefixes(
         reporter.note(f"{name} on {_number(version)}, the first {count} of {len(patches)} patches:")
         begin = time.monotonic()
         try:
-            build_recipe(recipe, cache=cache, reporter=reporter, runner=runner)
+            done = build_recipe(recipe, cache=cache, reporter=reporter, runner=runner)
+            seconds = round(time.monotonic() - begin, 1)
+            added = [change.new_path for patch in patches[:count] for change in changes(patch) if not change.old_blob]
+            tests = tuple(path for path in added if re.fullmatch(r"tests/test-[^/]*\.cpp", path))
+            for path in tests:
+                run_test(done, path, runner)
         except NativeError as error:
-            yield Built(name, count, False, round(time.monotonic() - begin, 1), str(error))
+            yield Built(name, count, round(time.monotonic() - begin, 1), reason=str(error))
             return
-        yield Built(name, count, True, round(time.monotonic() - begin, 1))
+        yield Built(name, count, seconds, tuple(Path(path).stem for path in tests))
+
+
+def run_test(build: NativeBuild, path: str, runner: Runner) -> None:
+    """Compile one of the series' own tests against a build and run it. Raises NativeError with what it says."""
+    compiler = find_tool("CXX", CXX_NAMES)
+    if compiler is None:
+        raise NativeError("no C++ compiler was found")
+    with tempfile.TemporaryDirectory(prefix="boundary-bundle-patches-") as folder:
+        program = str(Path(folder, "test"))
+        libraries = [build.library, *sorted(build.lib_dir.glob(f"libggml*{build.library.suffix}"))]
+        command = [compiler, "-std=c++17", "-O1", "-pthread", *(f"-I{include}" for include in build.include_dirs)]
+        command += [str(build.source_dir / path), "-o", program, *map(str, libraries)]
+        for run in ([*command, f"-Wl,-rpath,{build.lib_dir}"], [program, folder]):
+            status, said = runner.capture(run, env=build_environment(), timeout=600)
+            if status != 0:
+                raise NativeError(f"{path}: {Path(run[0]).name} ended with status {status}; it said:\n{said.strip()}")
 
 
 def _folder_name(folder: Path) -> str:
@@ -345,9 +370,7 @@ class Report:
         for one in self.applications:
             if one.outcome != "applies" and (one.release in self.preimages.archives or one.series != "patches"):
                 found.append(f"{one.series} does not apply cleanly to {one.release}")
-        found += [
-            f"{one.series}: the first {one.patches} do not build: {one.reason}" for one in self.builds if not one.built
-        ]
+        found += [f"{one.series}: the first {one.patches}: {one.reason}" for one in self.builds if one.reason]
         return found
 
     def as_json(self) -> dict[str, Any]:
@@ -436,10 +459,17 @@ def _print(report: Report) -> None:
     if report.builds:
         print()
         built = [
-            [one.series, str(one.patches), "builds" if one.built else "fails", f"{one.seconds:.1f}"]
+            [
+                one.series,
+                str(one.patches),
+                "fails" if one.reason else "builds",
+                f"{one.seconds:.1f}",
+                ", ".join(one.tests),
+            ]
             for one in report.builds
         ]
-        print_table("libllama with the first patches", ("series", "patches", "outcome", "seconds"), built)
+        heads = ("series", "patches", "outcome", "seconds", "tests that pass")
+        print_table("libllama with the first patches", heads, built)
     for problem in report.problems():
         print(f"error: {problem}", file=sys.stderr)
 
