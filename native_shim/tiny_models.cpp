@@ -22,6 +22,8 @@
 #include "../src/llama-memory-recurrent.h"
 #include "../src/llama-model.h"
 
+#include "load_mode.h"
+
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -459,7 +461,7 @@ void set_weights(ggml_tensor *tensor, void *userdata) {
 llama_model_params model_params() {
     llama_model_params params = llama_model_default_params();
     params.progress_callback = [](float, void *) { return true; };
-    params.use_mmap = false; // the check changes weights
+    set_load_mode(params, false, false); // the check changes weights
     params.use_extra_bufts = false;
     return params;
 }

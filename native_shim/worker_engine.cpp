@@ -3,6 +3,7 @@
 
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
+#include "load_mode.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -141,8 +142,7 @@ llama_model_params model_params(const engine_options &options) {
     llama_model_params params = llama_model_default_params();
     params.devices = no_devices;
     params.n_gpu_layers = 0;
-    params.use_mmap = options.mmap;
-    params.use_mlock = options.mlock;
+    set_load_mode(params, options.mmap, options.mlock);
     return params;
 }
 

@@ -182,8 +182,7 @@ def build(
     """The build of ``kind`` from the pinned sources, made if it is not in the cache.
 
     With ``$BOUNDARY_BUNDLE_SOURCE`` a later release that has a series of its own (:data:`source.RELEASES`), that
-    release and that series. Of the programs it has the certifying one; tiny models are written by the pin's library
-    whichever is certified, so that both are tried with the same files.
+    release and that series.
 
     :raises NativeError: with a text for the user; nothing half made is ever returned.
     """
@@ -195,23 +194,14 @@ def build(
     runner = runner or Runner()
     _require_tools()
 
-    def make(release: str | None, choice: str | None) -> NativeBuild:
-        recipe = Recipe(
-            kind=kind,
-            source=ensure_source(root, choice=choice, reporter=reporter, runner=runner),
-            patches=_series(series_dir(release)) if kind == "patched" else (),
-            shim_dir=checkout / "native_shim",
-            programs=tuple(
-                program for program in PROGRAMS if program.kind == kind and (not release or program.name == CERTIFY)
-            ),
-        )
-        return build_recipe(recipe, cache=root, reporter=reporter, runner=runner)
-
-    release = chosen_release()
-    done = make(release, None)
-    if release is not None and kind == "unpatched":
-        done.programs[TINY_MODELS] = make(None, "auto").programs[TINY_MODELS]
-    return done
+    recipe = Recipe(
+        kind=kind,
+        source=ensure_source(root, reporter=reporter, runner=runner),
+        patches=_series(series_dir(chosen_release())) if kind == "patched" else (),
+        shim_dir=checkout / "native_shim",
+        programs=tuple(program for program in PROGRAMS if program.kind == kind),
+    )
+    return build_recipe(recipe, cache=root, reporter=reporter, runner=runner)
 
 
 def series_dir(release: str | None = None) -> Path:
