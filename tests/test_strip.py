@@ -363,3 +363,40 @@ def test_the_fingerprint_follows_the_whole_table(
     changed = rewritten(part, tmp_path / "changed.gguf", other)
     ours, theirs = (described(patched_build, path, (2, 4))["fingerprint"] for path in (part, changed))
     assert ours == described(patched_build, tiny["tied"], (0, 7))["fingerprint"] != theirs
+
+
+@pytest.mark.parametrize(
+    ("layers", "lost"),
+    [
+        ((2, 4), "rope_freqs.weight"),  # optional for the architecture: without it rope would be another
+        ((4, 6), "output.weight"),  # the head would be the token table
+        ((2, 4), "blk.3.ffn_up.weight"),
+    ],
+)
+def test_a_tensor_that_the_whole_model_has_is_never_missing_silently(
+    patched_build: NativeBuild, tiny: dict[str, Path], tmp_path: Path, layers: tuple[int, int], lost: str
+) -> None:
+    n_layer = tiny_models.VARIANTS["untied"].n_layer
+    layers = (layers[0], n_layer) if lost == "output.weight" else layers
+    part = strip(patched_build, tiny["untied"], layers, tmp_path / "part.gguf")
+    assert lost in tensors_of(part)
+    path = rewritten(part, tmp_path / "lost.gguf", keep=lambda name: name != lost)
+    with (
+        pytest.raises(WorkerError, match=f"error 4 load: .*missing tensor '{lost}'"),
+        LocalWorker(patched_build.worker, path, layers, SETTINGS) as worker,
+    ):
+        worker.ready()
+
+
+def test_a_stripped_file_is_not_the_whole_model(
+    patched_build: NativeBuild, tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    """Every layer is asked for, and what the file lacks is optional: it is named all the same."""
+    n_layer = tiny_models.VARIANTS["untied"].n_layer
+    part = strip(patched_build, tiny["untied"], (0, n_layer), tmp_path / "part.gguf")
+    path = rewritten(part, tmp_path / "lost.gguf", keep=lambda name: name != "rope_freqs.weight")
+    with (
+        pytest.raises(WorkerError, match=r"error 4 load: .*missing tensor 'rope_freqs\.weight'"),
+        LocalWorker(patched_build.worker, path, (0, n_layer), SETTINGS) as worker,
+    ):
+        worker.ready()
