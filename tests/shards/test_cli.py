@@ -181,7 +181,7 @@ def test_bad_files(
     bad.write_bytes(b"no model at all")
     assert "not a GGUF file" in refusal(run(patched_build.worker, bad, "--cuts", "2"), capsys)
     bad.write_bytes(whole.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0falco", 1))
-    assert "'falco'" in refusal(run(patched_build.worker, bad, "--cuts", "2"), capsys)
+    assert "no usable falco.block_count" in refusal(run(patched_build.worker, bad, "--cuts", "2"), capsys)
 
 
 def test_a_file_that_only_the_worker_refuses(
