@@ -261,6 +261,7 @@ class _Certification:
             embeddings=model.gives == "embeddings",
             whole=not model.remembers or model.attention == "full",
             encode=encode,
+            latent=model.head_size_k != model.head_size_v,
         )
 
     def _n_ctx_train(self) -> int:

@@ -92,7 +92,7 @@ class Traits:
     """What decides about settings.
 
     ``whole``: attention goes both ways, so that a batch is one micro-batch. ``encode``: batches go through llama_encode
-    (``all``), or one does before the others (``first``), or none (``none``).
+    (``all``), or one does before the others (``first``), or none (``none``). ``latent``: values are a part of the keys.
     """
 
     memory: bool
@@ -101,6 +101,7 @@ class Traits:
     embeddings: bool = False
     whole: bool = False
     encode: str = "none"
+    latent: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,9 @@ def rules(traits: Traits) -> list[Illegal]:
         reason += " for every token"
         found += [Illegal(combination(outputs=which), reason) for which in ("last", "scattered")]
     if traits.memory:
+        if traits.latent:
+            reason = "without flash attention upstream transposes values that are part of quantised keys, byte by byte"
+            found.append(Illegal(combination(types="q8_0-f16", flash="off"), reason))
         reason = "quantised values need flash attention"
         found.append(Illegal(combination(types="q8_0-q8_0", flash="off"), reason, refused=True))
         needed = _LONG + DECODE_STEPS
