@@ -142,8 +142,8 @@ def test_stopped_workers_are_closed_together(patched_build: NativeBuild, tiny: d
 
 def test_a_closed_worker(patched_build: NativeBuild, tiny: dict[str, Path]) -> None:
     (worker,) = start_workers(patched_build.worker, tiny["tied"], [(0, 7)], SMALL)
+    stop(worker)  # before it is asked, or it may have answered
     pending = worker.request(Type.STATISTICS)
-    stop(worker)
     worker.close()
     for ask in (worker.statistics, worker.describe, lambda: worker.request(Type.CLEAR)):
         with pytest.raises(WorkerError, match=r"shard \[0,7\): \w+: the worker has been closed"):
