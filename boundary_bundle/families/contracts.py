@@ -53,7 +53,7 @@ def with_symbols(
     put together. Raises ValueError if a name would have two values, or another one than the ``known``.
     """
     values: dict[str, int] = {}
-    found: dict[tuple[CrossingTensor, ...], list[int]] = {}
+    found = []
     for contract in contracts:
         for cut in contract.cuts:
             expected = {**values, **known, "layers_behind": n_layer - cut}
@@ -67,21 +67,29 @@ def with_symbols(
                         if meaning != "layers_behind":
                             values[meaning] = int(size)
                 rows.append(CrossingTensor(tensor.name, tensor.dtype, meanings, tensor.token_axis))
-            found.setdefault(tuple(rows), []).append(cut)
-    return [BoundaryContract(tuple(cuts), tensors) for tensors, cuts in found.items()], values
+            found.append((cut, tuple(rows)))
+    return _together(found), values
+
+
+def _together(found: Iterable[tuple[int, tuple[CrossingTensor, ...]]]) -> list[BoundaryContract]:
+    """Cuts that the same tensors cross in one contract, in the order in which they are first met."""
+    cuts: dict[tuple[CrossingTensor, ...], list[int]] = {}
+    for cut, tensors in found:
+        cuts.setdefault(tensors, []).append(cut)
+    return [BoundaryContract(tuple(where), tensors) for tensors, where in cuts.items()]
 
 
 def declared(texts: Iterable[tuple[int, str]]) -> list[BoundaryContract]:
     """From the canonical texts of contracts (section 5.3), each with its cut; equal ones are put together."""
-    found: dict[tuple[CrossingTensor, ...], list[int]] = {}
+    found = []
     for cut, text in texts:
         rows = []
         for line in text.split("\n"):
             if (match := _TENSOR.fullmatch(line)) is not None:
                 axis = None if match[4] == "-" else int(match[4])
                 rows.append(CrossingTensor(match[1], match[2], tuple(match[3].split(",")), axis))
-        found.setdefault(tuple(rows), []).append(cut)
-    return [BoundaryContract(tuple(cuts), tensors) for tensors, cuts in found.items()]
+        found.append((cut, tuple(rows)))
+    return _together(found)
 
 
 def observed(folder: Path) -> list[BoundaryContract]:
@@ -91,10 +99,7 @@ def observed(folder: Path) -> list[BoundaryContract]:
         match = _FILE.fullmatch(path.name)
         if match is not None:
             by_cut.setdefault(int(match[1]), []).append(decode(path.read_bytes()))
-    found: dict[tuple[CrossingTensor, ...], list[int]] = {}
-    for cut, bundles in sorted(by_cut.items()):
-        found.setdefault(_tensors(bundles), []).append(cut)
-    return [BoundaryContract(tuple(cuts), tensors) for tensors, cuts in found.items()]
+    return _together((cut, _tensors(bundles)) for cut, bundles in sorted(by_cut.items()))
 
 
 def _tensors(bundles: Sequence[Bundle]) -> tuple[CrossingTensor, ...]:
