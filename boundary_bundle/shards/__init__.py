@@ -5,20 +5,36 @@ protocol  the messages between driver and worker (spec/worker-protocol.md)
 worker    one worker behind a small interface; the local one is a child process
 batch     tokens of interleaved sequences as a bundle
 pipeline  a batch through all shards, and greedy generation
+sessions  sessions over a pipeline: hot state that is rebuilt from the driver's token history
 check     both codecs on every hop, and logits compared by their bits
 """
 
 from __future__ import annotations
 
-from .batch import Batch, Layout
+from .batch import Batch, Layout, SessionRow
 from .check import CheckedRelay, Fault
 from .pipeline import Generation, Pipeline, PipelineError, Relay, Step, count_differing, generate
 from .plan import ModelFile, Plan, PlanError, make_plan, parse_cuts, read_model_file
 from .pool import WorkerPool
-from .worker import Description, LocalWorker, Reply, Settings, Worker, WorkerError, close_workers, start_workers
+from .protocol import Outcome
+from .sessions import CapacityError, Session, SessionPipeline, local_workers
+from .worker import (
+    Description,
+    LocalWorker,
+    Recipe,
+    Reply,
+    SessionRefused,
+    SessionTable,
+    Settings,
+    Worker,
+    WorkerError,
+    close_workers,
+    start_workers,
+)
 
 __all__ = [
     "Batch",
+    "CapacityError",
     "CheckedRelay",
     "Description",
     "Fault",
@@ -26,12 +42,19 @@ __all__ = [
     "Layout",
     "LocalWorker",
     "ModelFile",
+    "Outcome",
     "Pipeline",
     "PipelineError",
     "Plan",
     "PlanError",
+    "Recipe",
     "Relay",
     "Reply",
+    "Session",
+    "SessionPipeline",
+    "SessionRefused",
+    "SessionRow",
+    "SessionTable",
     "Settings",
     "Step",
     "Worker",
@@ -40,6 +63,7 @@ __all__ = [
     "close_workers",
     "count_differing",
     "generate",
+    "local_workers",
     "make_plan",
     "parse_cuts",
     "read_model_file",

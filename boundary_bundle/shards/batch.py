@@ -27,18 +27,28 @@ PLAIN = Layout()
 
 
 @dataclass(frozen=True)
+class SessionRow:
+    """One row of a batch's session table: the id (16 bytes), the epoch, and the position of its first token here."""
+
+    id: bytes
+    epoch: int
+    position: int
+
+
+@dataclass(frozen=True)
 class Batch:
     """Tokens in batch order; all four lists have one entry a token.
 
     ``sequences[t]`` are the sequences that token t belongs to, ``positions[t]`` its position in them, and
-    ``outputs[t]`` says whether the last shard is to give logits for it. Raises ValueError for lists of
-    different lengths.
+    ``outputs[t]`` says whether the last shard is to give logits for it. With ``sessions`` the batch goes under
+    sessions, and its sequences are rows of that table. Raises ValueError for lists of different lengths.
     """
 
     tokens: Sequence[int]
     positions: Sequence[int]
     sequences: Sequence[Sequence[int]]
     outputs: Sequence[bool]
+    sessions: Sequence[SessionRow] = ()
 
     def __post_init__(self) -> None:
         lengths = {len(self.tokens), len(self.positions), len(self.sequences), len(self.outputs)}
@@ -67,7 +77,8 @@ class Batch:
 
     def bundle(self, model: Description, layout: Layout = PLAIN, number: int = 0) -> Bundle:
         """The token request: token_ids i32 [tokens], positions i32 [tokens], seq_offsets u32 [tokens + 1],
-        seq_ids u32 [members], outputs bool [tokens] (specification, 5.1), said to come from no layer.
+        seq_ids u32 [members], outputs bool [tokens] (specification, 5.1), said to come from no layer; under sessions
+        also session_ids u8 [sequences, 16], session_epochs u64 [sequences], session_positions i64 [sequences].
         """
         count = len(self.tokens)
         members = [sequence for row in self.sequences for sequence in row]
@@ -84,12 +95,23 @@ class Batch:
         }
         if model.fingerprint is not None:
             attributes["model_fingerprint"] = model.fingerprint
+        table: list[Tensor] = []
+        if self.sessions:
+            ids = np.frombuffer(b"".join(row.id for row in self.sessions), np.uint8).reshape(-1, 16)
+            epochs = np.asarray([row.epoch for row in self.sessions], np.uint64)
+            starts = np.asarray([row.position for row in self.sessions], np.int64)
+            table = [
+                Tensor("session_ids", ids),
+                Tensor("session_epochs", epochs, byte_order=order),
+                Tensor("session_positions", starts, byte_order=order),
+            ]
         return Bundle(
             [
                 Tensor("token_ids", np.asarray(self.tokens, np.int32), token_axis=0, byte_order=order),
                 Tensor("positions", np.asarray(self.positions, np.int32), token_axis=0, byte_order=order),
                 Tensor("seq_offsets", offsets, byte_order=order),
                 Tensor("seq_ids", np.asarray(members, np.uint32), byte_order=order),
+                *table,
                 Tensor("outputs", np.asarray(self.outputs, np.bool_), token_axis=0),
             ],
             attributes,

@@ -1,4 +1,4 @@
-"""Messages between a driver and a shard worker (spec/worker-protocol.md, version 1.0).
+"""Messages between a driver and a shard worker (spec/worker-protocol.md, version 1.1).
 
 Bytes only; nothing here waits or sends.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
 MAJOR = 1
-MINORS = [0]
+MINORS = [0, 1]
 MAGIC = b"BBWP"
 HEADER = struct.Struct("<4sHHQIIQ")
 HEADER_BYTES = HEADER.size
@@ -32,6 +32,14 @@ class Type(IntEnum):
     SHUTDOWN = 6
     TOKENIZE = 7
     DETOKENIZE = 8
+    OPEN = 9
+    TRUNCATE = 10
+    RELEASE = 11
+    PIN = 12
+    EVICT = 13
+    SESSIONS = 14
+    SAVE = 15
+    RESTORE = 16
     ERROR = 0x7FFF
 
 
@@ -48,10 +56,28 @@ ERRORS = {
     9: "full",
     10: "compute",
     11: "state",
+    12: "session",
     20: "protocol",
     21: "json",
     22: "frame",
 }
+
+
+class Outcome(str, Enum):
+    """What came of a request for a session; all but HIT are refusals."""
+
+    HIT = "hit"
+    MISS = "miss"
+    EVICTED = "evicted"
+    STALE_EPOCH = "stale_epoch"
+    INCOMPATIBLE_RECIPE = "incompatible_recipe"
+    POSITION_MISMATCH = "position_mismatch"
+    FULL = "full"
+    CANNOT_TRUNCATE = "cannot_truncate"
+    BUSY = "busy"
+
+    def __str__(self) -> str:
+        return self.value
 
 
 class Header(NamedTuple):

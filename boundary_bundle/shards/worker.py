@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol
 
 from ..contract import Contract, TensorRule
 from . import protocol
-from .protocol import ProtocolError, Type
+from .protocol import Outcome, ProtocolError, Type
 
 Bytes = bytes | bytearray | memoryview
 
@@ -67,6 +67,38 @@ class WorkerError(Exception):
         doing = f"{operation}: " if operation else ""
         number = f"error {code} {name}: " if code else ""
         super().__init__(f"{who}: {doing}{number}{message}")
+
+
+class SessionRefused(WorkerError):
+    """A worker refused a request for a session; its table and states are as before.
+
+    ``outcome`` says why. What else is None where the worker did not say it: ``session`` the id (16 bytes), ``epoch``
+    and ``position`` as the worker holds them (position None: it has none), ``ingredient`` the name of what differs in
+    the recipe.
+    """
+
+    outcome: Outcome
+    session: bytes | None = None
+    epoch: int | None = None
+    position: int | None = None
+    ingredient: str | None = None
+
+
+def refusal(text: Mapping[str, Any], layer_range: tuple[int, int] | None, operation: str) -> WorkerError:
+    """The exception for an error message: SessionRefused for one with a session outcome. For transports."""
+    code = int(text.get("code", 0))
+    name, message = str(text.get("name", "")), str(text.get("message", "no reason given"))
+    details = {key: value for key, value in text.items() if key not in ("code", "name", "message")}
+    try:
+        outcome = Outcome(details["outcome"])
+        error = SessionRefused(code, name, message, layer_range, operation, details)
+        error.outcome = outcome
+        for key, kind in (("epoch", int), ("position", int), ("ingredient", str), ("session", bytes.fromhex)):
+            if details.get(key) is not None:
+                setattr(error, key, kind(details[key]))
+    except (KeyError, TypeError, ValueError):
+        return WorkerError(code, name, message, layer_range, operation, details)
+    return error
 
 
 @dataclass(frozen=True)
@@ -128,10 +160,111 @@ class Pending(Protocol):
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """What must be equal for two shards to compute the same bits (``shared``), and the shard's own part.
+
+    Both texts have one ingredient a line, NAME VALUE; floats are the hexadecimal digits of their bits. A fingerprint
+    is the SHA-256 of its text.
+    """
+
+    shared: str
+    fingerprint: bytes
+    range: str
+    range_fingerprint: bytes
+
+    @classmethod
+    def of(cls, text: Mapping[str, Any]) -> Recipe:
+        """Raises KeyError, TypeError or ValueError for a text that lacks something."""
+        shared, own = text["shared"], text["range"]
+        return cls(
+            str(shared["text"]),
+            bytes.fromhex(shared["fingerprint"]),
+            str(own["text"]),
+            bytes.fromhex(own["fingerprint"]),
+        )
+
+    def ingredients(self) -> dict[str, str]:
+        """The shared part by name, in its order."""
+        return ingredients(self.shared)
+
+    def difference(self, other: Recipe) -> str | None:
+        """The first ingredient of the shared part that is not the same in both; None when all are."""
+        mine, theirs = self.ingredients(), other.ingredients()
+        for name in [*mine, *theirs]:
+            if mine.get(name) != theirs.get(name):
+                return name
+        return None
+
+
+def ingredients(text: str) -> dict[str, str]:
+    """The lines of a recipe's text by their names."""
+    pairs = (line.partition(" ") for line in text.splitlines())
+    return {name: value for name, _, value in pairs if name}
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """One session in a worker's table. ``used`` is the number of the call that used it last.
+
+    ``state`` is live, evicted or released; ``kv_bytes`` counts keys, values and states.
+    """
+
+    id: bytes
+    epoch: int
+    position: int
+    kv_bytes: int
+    used: int
+    pinned: bool
+    state: str
+
+
+@dataclass(frozen=True)
+class SessionTable:
+    """A worker's table, the most recently used first. ``positions`` is what one session can have.
+
+    ``calls``, ``tokens``, ``created``, ``evicted``, ``released`` and ``outcomes`` count since the worker's start.
+    """
+
+    sessions: list[SessionInfo]
+    live: int
+    forgotten: int
+    slots: int
+    positions: int
+    calls: int
+    tokens: int
+    created: int
+    evicted: int
+    released: int
+    outcomes: dict[str, int]
+
+    @classmethod
+    def of(cls, text: Mapping[str, Any]) -> SessionTable:
+        """Raises KeyError, TypeError or ValueError for a text that lacks something."""
+        counts = ("live", "forgotten", "slots", "positions", "calls", "tokens", "created", "evicted", "released")
+        return cls(
+            [
+                SessionInfo(
+                    bytes.fromhex(entry["session"]),
+                    int(entry["epoch"]),
+                    -1 if entry["position"] is None else int(entry["position"]),
+                    int(entry["kv_bytes"]),
+                    int(entry["used"]),
+                    bool(entry["pinned"]),
+                    str(entry["state"]),
+                )
+                for entry in text["sessions"]
+            ],
+            outcomes={str(name): int(count) for name, count in text["outcomes"].items()},
+            **{name: int(text[name]) for name in counts},
+        )
+
+
+@dataclass(frozen=True)
 class Description:
     """What a worker holds, as it reported; ``raw`` is everything it said.
 
-    ``fingerprint`` and ``kv_bytes`` are None for a worker on an unpatched library, which knows neither.
+    ``fingerprint``, ``kv_bytes`` and ``recipe`` are None for a worker on an unpatched library, which knows none of
+    them.
     """
 
     architecture: str
@@ -150,6 +283,7 @@ class Description:
     contract_in: Contract
     contract_out: Contract
     raw: dict[str, Any] = field(repr=False)
+    recipe: Recipe | None = field(default=None, repr=False)
 
     @property
     def first(self) -> bool:
@@ -182,6 +316,7 @@ class Description:
             contract_in=_contract(contract["in"]),
             contract_out=_contract(contract["out"]),
             raw=dict(text),
+            recipe=Recipe.of(text["recipe"]) if "recipe" in text else None,
         )
 
 
@@ -191,6 +326,11 @@ def _contract(entries: Iterable[Mapping[str, Any]]) -> Contract:
         axis = entry.get("token_axis")
         rules.append(TensorRule(entry["name"], entry["dtype"], entry["shape"], axis if axis not in (255, -1) else None))
     return Contract(rules)
+
+
+def _open_text(id: bytes, epoch: int, recipe: bytes, ingredients: str | None, **more: Any) -> dict[str, Any]:
+    text = {"session": id.hex(), "epoch": epoch, "recipe": recipe.hex(), **more}
+    return text if ingredients is None else {**text, "ingredients": ingredients}
 
 
 class Worker(ABC):
@@ -236,6 +376,58 @@ class Worker(ABC):
         reply = self.request(Type.DETOKENIZE, {"tokens": list(tokens)}).result()
         return [bytes.fromhex(piece) for piece in reply.text["pieces"]]
 
+    # -- sessions (minor 1). Each raises SessionRefused for every outcome but hit.
+
+    def open_session(
+        self, id: bytes, epoch: int, position: int, recipe: bytes, ingredients: str | None = None
+    ) -> dict[str, Any]:
+        """Begin a session at position 0, or go on at ``position``; the reply has ``created``.
+
+        ``recipe`` is the fingerprint of the shared part that the worker must have, ``ingredients`` its text.
+        """
+        return self.request(Type.OPEN, _open_text(id, epoch, recipe, ingredients, position=position)).result().text
+
+    def truncate_session(self, id: bytes, epoch: int, position: int) -> dict[str, Any]:
+        """Forget the positions from ``position`` on."""
+        return self._session(Type.TRUNCATE, id, epoch, position=position)
+
+    def release_session(self, id: bytes, epoch: int) -> dict[str, Any]:
+        """End a session and free its state."""
+        return self._session(Type.RELEASE, id, epoch)
+
+    def pin_session(self, id: bytes, epoch: int, pinned: bool = True) -> dict[str, Any]:
+        """Keep a session from being evicted, or no longer."""
+        return self._session(Type.PIN, id, epoch, pinned=pinned)
+
+    def evict_session(self, id: bytes | None = None) -> tuple[bytes, int]:
+        """Give up the state of one session, or of the least recently used that is not pinned; its id and epoch."""
+        text = self.request(Type.EVICT, None if id is None else {"session": id.hex()}).result().text
+        try:
+            return bytes.fromhex(text["session"]), int(text["epoch"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise WorkerError(0, "reply", f"unusable answer ({error!r})", self.layer_range, "evict") from None
+
+    def sessions(self, forgotten: bool = False) -> SessionTable:
+        """The session table; with ``forgotten``, those too that are not there any more."""
+        text = self.request(Type.SESSIONS, {"forgotten": True} if forgotten else None).result().text
+        try:
+            return SessionTable.of(text)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise WorkerError(0, "reply", f"unusable table ({error!r})", self.layer_range, "sessions") from None
+
+    def save_session(self, id: bytes, epoch: int, file: str) -> dict[str, Any]:
+        """Write a session's state to ``file``, a plain name in the worker's state folder."""
+        return self._session(Type.SAVE, id, epoch, file=file)
+
+    def restore_session(
+        self, id: bytes, epoch: int, recipe: bytes, ingredients: str | None, file: str
+    ) -> dict[str, Any]:
+        """Open a session with a saved state; the reply has its position."""
+        return self.request(Type.RESTORE, _open_text(id, epoch, recipe, ingredients, file=file)).result().text
+
+    def _session(self, type: Type, id: bytes, epoch: int, **more: Any) -> dict[str, Any]:
+        return self.request(type, {"session": id.hex(), "epoch": epoch, **more}).result().text
+
     def __enter__(self) -> Worker:
         return self
 
@@ -277,6 +469,7 @@ class LocalWorker(Worker):
     ``timeout`` limits, in seconds, how long the worker may be silent while somebody waits for it; until the
     model stands, :data:`LOAD_TIMEOUT` or ``timeout`` does, whichever is longer. None waits for ever. A worker that
     stays silent is ended: what it would say later could not be told from an answer to something else.
+    ``state_dir`` is the folder for saved sessions.
     """
 
     def __init__(
@@ -287,6 +480,7 @@ class LocalWorker(Worker):
         settings: Settings | None = None,
         extra: Sequence[str] = (),
         timeout: float | None = REQUEST_TIMEOUT,
+        state_dir: Path | str | None = None,
     ) -> None:
         self.layer_range = layer_range
         self.settings = settings or Settings()
@@ -309,6 +503,8 @@ class LocalWorker(Worker):
         self._filled = 0
         command = [str(program), "--model", str(model), "--range", f"{layer_range[0]}:{layer_range[1]}"]
         command += [*self.settings.arguments(), *extra, "--stdio"]
+        if state_dir is not None:
+            command += ["--state-dir", str(state_dir)]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
         self._socket, theirs = socket.socketpair()
         try:
@@ -591,7 +787,7 @@ class LocalWorker(Worker):
         self._current, self._parts = None, [self._header]
         pending = self._pending.pop(header.request, None)
         if header.type == Type.ERROR and (pending is not None or header.request == 0):
-            error = self._refused(text, pending.operation if pending else "request")
+            error = refusal(text, self.layer_range, pending.operation if pending else "request")
             if pending is None:  # an unsound frame: the worker hangs up next
                 self._fail_all(error)
             else:
@@ -601,12 +797,6 @@ class LocalWorker(Worker):
         else:
             pending.reply = Reply(text, body.toreadonly())
         return True
-
-    def _refused(self, text: Mapping[str, Any], operation: str) -> WorkerError:
-        code = text.get("code", 0)
-        details = {key: value for key, value in text.items() if key not in ("code", "name", "message")}
-        message = str(text.get("message", "no reason given"))
-        return WorkerError(int(code), str(text.get("name", "")), message, self.layer_range, operation, details)
 
     # -- the end
 
