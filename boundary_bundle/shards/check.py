@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..bundle import Bundle, Tensor
+from ..contract import Contract, TensorRule
 from ..decoder import decode
 from ..encoder import encode
 from ..errors import BundleError
@@ -48,9 +49,15 @@ class CheckedRelay(Relay):
         self.fault = fault
         self.bundles = 0
         self._shards: Sequence[Description] = ()
+        #: What each shard takes and gives, without sessions and (true) under sessions.
+        self._contracts: list[dict[bool, tuple[Contract, Contract]]] = []
 
     def attach(self, shards: Sequence[Description]) -> None:
         self._shards = shards
+        plain = [(shard.contract_in, shard.contract_out) for shard in shards]
+        self._contracts = [
+            {False: (taken, given), True: (session_contract(taken), session_contract(given))} for taken, given in plain
+        ]
         hops = len(shards) - 1
         if self.fault is not None and not 0 <= self.fault.hop < hops:
             raise PipelineError(f"a fault at hop {self.fault.hop} is out of range: there are {hops} hops")
@@ -73,9 +80,10 @@ class CheckedRelay(Relay):
         where = f"the bundle of shard [{start},{end}) in step {step}"
         try:
             bundle = decode(data)
-            producer.contract_out.compare(bundle)
+            under_sessions = "session_ids" in bundle
+            self._contracts[hop][under_sessions][1].compare(bundle)
             if hop + 1 < len(self._shards):
-                self._shards[hop + 1].contract_in.compare(bundle)
+                self._contracts[hop + 1][under_sessions][0].compare(bundle)
         except BundleError as error:
             raise PipelineError(f"{where} fails in Python's codec: {error}") from error
         for key, wanted in (("layer_start", start), ("layer_end", end), ("model_fingerprint", producer.fingerprint)):
@@ -113,6 +121,20 @@ class CheckedRelay(Relay):
     def _fault_at(self, hop: int, step: int) -> Fault | None:
         fault = self.fault
         return fault if fault is not None and (fault.hop, fault.step) == (hop, step) else None
+
+
+def session_contract(contract: Contract) -> Contract:
+    """What crosses the same boundary under sessions: the session table follows seq_ids (specification, 5.1)."""
+    rules: list[TensorRule] = []
+    for rule in contract.tensors:
+        rules.append(rule)
+        if rule.name == "seq_ids":
+            rules += [
+                TensorRule("session_ids", "u8", ("sequences", 16)),
+                TensorRule("session_epochs", "u64", ("sequences",)),
+                TensorRule("session_positions", "i64", ("sequences",)),
+            ]
+    return Contract(rules)
 
 
 def relaid(bundle: Bundle, layout: Layout, fault: Fault | None = None) -> Bundle:

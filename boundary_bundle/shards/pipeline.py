@@ -131,7 +131,7 @@ class Pipeline:
 
         Raises WorkerError, and what the relay raises. A shard that refuses keeps its state; the shards that have
         computed are taken back to where they were, whatever went wrong, so that the next request finds all of
-        them at the same position.
+        them at the same position. Not so under sessions: those are taken care of by SessionPipeline.
         """
         # How many shards may have computed the batch. A refusal says that a shard has not.
         ahead = 0
@@ -195,6 +195,8 @@ class Pipeline:
 
     def _roll_back(self, workers: Sequence[Worker], batch: Batch, *, wait: bool = True) -> None:
         asked: list[Pending] = []
+        if batch.sessions:
+            return
         for worker in workers:
             for sequence, position in batch.first_positions().items():
                 # What led here is what the caller hears of.

@@ -350,6 +350,10 @@ class Worker(ABC):
     def ask_to_end(self) -> None:  # noqa: B027 - an engine need not have it
         """Begin to close without waiting, so that several workers end side by side; :meth:`close` follows."""
 
+    def ready(self) -> Worker:
+        """Wait until requests are answered. Raises WorkerError."""
+        return self
+
     def describe(self, tensors: bool = False) -> Description:
         """Ask what the worker holds; with ``tensors``, ``raw["tensors"]`` lists them."""
         text = self.request(Type.DESCRIBE, {"tensors": True} if tensors else None).result().text
