@@ -173,7 +173,8 @@ class FakeShard:
         )
 
     def recipe(self) -> dict[str, Any]:
-        shared = f"n_batch {self.model.n_batch}\nn_threads {self.model.threads}\nrope_freq_base 461c4000\n"
+        shared = f"boundary-bundle recipe 1\nn_batch {self.model.n_batch}\nn_threads {self.model.threads}\n"
+        shared += "rope_freq_base 461c4000\n"
         own = f"layer_start {self.layers[0]}\nlayer_end {self.layers[1]}\n"
         return {
             name: {"text": part, "fingerprint": hashlib.sha256(part.encode()).hexdigest()}
@@ -362,7 +363,7 @@ class FakeShard:
     def _save(self, text: Mapping[str, Any], bundle: Bytes) -> Reply:
         entry = self._check_epoch(bytes.fromhex(text["session"]), text["epoch"], "save")
         rows = [[row.hex() for row in layers] for layers in entry.rows]
-        body = json.dumps({"range": self.layers, "recipe": self.recipe(), "rows": rows})
+        body = json.dumps({"session": entry.id.hex(), "range": self.layers, "recipe": self.recipe(), "rows": rows})
         digest = hashlib.sha256(body.encode()).hexdigest()
         self._path(text).write_text(digest + body)
         return self._told(entry, bytes=len(body))
@@ -378,12 +379,14 @@ class FakeShard:
         if hashlib.sha256(body.encode()).hexdigest() != digest:
             raise Refused(5, "the file is damaged", bundle_error="payload_checksum", offset=0)
         saved = json.loads(body)
-        if tuple(saved["range"]) != self.layers:
-            raise Refused(6, "the file is another range's")
+        if (saved["session"], tuple(saved["range"])) != (id.hex(), self.layers):
+            raise Refused(6, "the file is another session's or another range's")
         entry = self.live.get(id)
         held, released = self.gone.get(id, (-1, False))
         if (entry is not None and epoch <= entry.epoch) or epoch < held or (epoch == held and released):
             raise self._outcome(Outcome.STALE_EPOCH, id, "restore under an epoch that is not new")
+        if entry is not None and entry.rows:
+            raise self._outcome(Outcome.POSITION_MISMATCH, id, "restore over positions")
         if entry is None:
             entry = self._create(id, epoch)
         entry.epoch = epoch
@@ -405,6 +408,8 @@ class FakeShard:
             raise Refused(8, f"{len(positions)} tokens, but {self.model.n_batch} a batch")
         if set(rows) != set(range(len(ids))) or len(set(ids)) != len(ids):
             raise Refused(6, "a row of the session table is named by no token, or twice there")
+        if bundle.attributes.get("recipe_fingerprint") != bytes.fromhex(self.recipe()["shared"]["fingerprint"]):
+            raise self._outcome(Outcome.INCOMPATIBLE_RECIPE, None, "another recipe")
         key = hashlib.sha256(bytes(data) + json.dumps(text, sort_keys=True).encode()).digest()
         entries = []
         again: Reply | None = None

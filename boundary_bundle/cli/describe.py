@@ -7,8 +7,10 @@ import json
 import re
 from typing import Any
 
+import numpy as np
+
 from ..shards import Description, PlanError, read_model_file, start_workers
-from ..shards.worker import close_workers
+from ..shards.worker import close_workers, ingredients
 from . import common
 from .common import shown
 
@@ -18,8 +20,9 @@ def add_command(commands: Any) -> None:
         "describe",
         help="load one range of a model and say what it holds",
         description="Load the layers START to END - 1 of a model in a worker, and print what the loaded model reports "
-        "of itself: layers, embeddings, final norm, head, tensors with their bytes, KV cache, resident memory, and "
-        "what crosses the boundary on both sides. Exit status 0: done. 2: it could not be.",
+        "of itself: layers, embeddings, final norm, head, tensors with their bytes, KV cache, resident memory, the "
+        "recipe of what it computes, and what crosses the boundary on both sides. Exit status 0: done. 2: it could "
+        "not be.",
     )
     parser.add_argument("--model", type=common.file_name, required=True, metavar="FILE", help="a GGUF file")
     parser.add_argument("--range", metavar="START:END", help="absent: all layers")
@@ -100,6 +103,7 @@ def _print(found: Description, *, tensors: bool) -> None:
     ]
     for key, value in rows:
         print(f"{key}: {value}")
+    _print_recipe(found)
     for way, contract in (("in", found.contract_in), ("out", found.contract_out)):
         print(f"{way}: contract {contract.fingerprint().hex()}")
         for rule in contract.tensors:
@@ -110,3 +114,24 @@ def _print(found: Description, *, tensors: bool) -> None:
             for entry in raw.get("tensors", [])
         ]
         common.print_table("tensors", ["name", "type", "shape", "bytes"], table)
+
+
+def _print_recipe(found: Description) -> None:
+    recipe = found.recipe
+    if recipe is None:
+        print("recipe: not known")
+        return
+    for told, fingerprint, text in (
+        ("recipe", recipe.fingerprint, recipe.shared),
+        ("recipe of the range", recipe.range_fingerprint, recipe.range),
+    ):
+        print(f"{told}: {fingerprint.hex()}")
+        for name, value in ingredients(text).items():
+            print(f"  {shown(name)} {_readable(name, shown(value))}")
+
+
+def _readable(name: str, value: str) -> str:
+    """A float's decimal digits, as many as tell it from all others of its size, for the digits of its bits."""
+    if not (name.startswith(("rope_freq_", "yarn_")) and re.fullmatch("[0-9a-f]{8}", value)):
+        return value
+    return str(np.uint32(int(value, 16)).view(np.float32))

@@ -95,6 +95,8 @@ class Batch:
         }
         if model.fingerprint is not None:
             attributes["model_fingerprint"] = model.fingerprint
+        if self.sessions and model.recipe is not None:
+            attributes["recipe_fingerprint"] = model.recipe.fingerprint
         table: list[Tensor] = []
         if self.sessions:
             ids = np.frombuffer(b"".join(row.id for row in self.sessions), np.uint8).reshape(-1, 16)

@@ -158,10 +158,10 @@ class Session:
         self._pipeline._save(self, name)
 
     def restore(self, name: str) -> None:
-        """Become what was saved under ``name``, with this session's id and a new epoch.
+        """Become what was saved under ``name`` from a session of the same id; the epoch is new.
 
-        Raises PipelineError (nothing saved, damaged, another model or recipe), and WorkerError for what a worker says
-        of its file. Then the session has the tokens that it had, and the shards hold nothing of it.
+        Raises PipelineError (nothing saved, damaged, another session, range or recipe), and WorkerError for what a
+        worker says of its file. Then the session has the tokens that it had, and the shards hold nothing of it.
         """
         self._pipeline._restore(self, name)
 
@@ -215,8 +215,8 @@ class SessionPipeline:
         self.max_restarts = max_restarts
         self.state_dir = None if state_dir is None else Path(state_dir)
         #: What happened, the oldest first: {"event": .., "time": seconds since 1970, ..}, ids in hexadecimal. Events:
-        #: new, open, replay, truncate, release, evict, reset, save, restore of a session; clear, lost, restart, wait;
-        #: the outcome's name where a shard refused a request for a session, and error for other refusals.
+        #: new, open, replay, truncate, release, evict, reset, save, restore of a session; refused, by a shard, with the
+        #: outcome, and error for what it refused otherwise; clear, lost, restart, wait.
         self.log: collections.deque[dict[str, Any]] = collections.deque(maxlen=LOG_EVENTS)
         self.on_event = on_event
         self._start = start
@@ -494,14 +494,12 @@ class SessionPipeline:
             self._event("lost", shard=index, message=str(error))
 
     def _note(self, operation: str, error: WorkerError, session: Session | None) -> None:
-        """An outcome other than hit, or another refusal, with what explains it."""
-        event = "error"
+        """A refusal, with what explains it."""
         more: dict[str, Any] = {"operation": operation, "message": str(error), "range": error.layer_range}
         if isinstance(error, SessionRefused):
-            event = error.outcome.value
-            self._outcomes[event] += 1
-            more |= {"held_epoch": error.epoch, "held_position": error.position}
-        self._event(event, session, **more)
+            self._outcomes[error.outcome.value] += 1
+            more |= {"outcome": error.outcome.value, "held_epoch": error.epoch, "held_position": error.position}
+        self._event("refused" if isinstance(error, SessionRefused) else "error", session, **more)
 
     def _each(
         self, type: Type, text: Mapping[str, Any] | None, session: Session | None = None, file: str | None = None
@@ -915,7 +913,7 @@ class SessionPipeline:
             write_whole(path, [json.dumps(content).encode("ascii")])
             self._event("save", session, epoch=session.epoch, position=session.position, name=name)
 
-    def _read(self, name: str) -> tuple[list[int], int]:
+    def _read(self, session: Session, name: str) -> tuple[list[int], int]:
         """Tokens and epoch of what was saved. Raises PipelineError."""
         path = self._file(name)
         try:
@@ -931,10 +929,13 @@ class SessionPipeline:
             epoch = int(content["epoch"])
             digest = hashlib.sha256(np.asarray(tokens, "<i4").tobytes()).hexdigest()
             told, recipe, ranges = content["sha256"], content["recipe"], [tuple(pair) for pair in content["ranges"]]
+            owner = bytes.fromhex(content["session"])
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise PipelineError(f"{path} is no saved session: {error!r}") from None
         if digest != told:
             raise PipelineError(f"{path} is damaged: its tokens have another checksum")
+        if owner != session.id:
+            raise PipelineError(f"{path} is session {owner.hex()}, not {session.id.hex()}: open it under that id")
         if recipe != self._recipe.fingerprint.hex():
             raise PipelineError(f"{path} was saved under another recipe")
         if ranges != list(self.plan.ranges):
@@ -942,7 +943,7 @@ class SessionPipeline:
         return tokens, epoch
 
     def _restore(self, session: Session, name: str) -> None:
-        tokens, epoch = self._read(name)
+        tokens, epoch = self._read(session, name)
         if len(tokens) > self.positions:
             message = f"{name!r} has {len(tokens)} positions: a session can have {self.positions}"
             raise CapacityError(message, never=True)

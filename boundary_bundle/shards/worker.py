@@ -197,9 +197,9 @@ class Recipe:
 
 
 def ingredients(text: str) -> dict[str, str]:
-    """The lines of a recipe's text by their names."""
+    """The lines of a recipe's text by their names, without the first, which says what it is."""
     pairs = (line.partition(" ") for line in text.splitlines())
-    return {name: value for name, _, value in pairs if name}
+    return {name: value for name, _, value in pairs if name and name != "boundary-bundle"}
 
 
 @dataclass(frozen=True)
