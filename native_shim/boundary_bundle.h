@@ -545,7 +545,7 @@ typedef struct bb_frame {
     uint8_t type;
 } bb_frame;
 
-/* Private; about 500 bytes. */
+/* Private. */
 typedef struct bb_stream {
     bb_config config;
     const bb_prepared *known;

@@ -15,7 +15,7 @@ import pytest
 from boundary_bundle.native import NativeBuild
 
 #: Each patch has one.
-TESTS = ("test-layer-range", "test-boundary", "test-layer-range-kv")
+TESTS = ("test-layer-range", "test-boundary", "test-layer-range-kv", "test-session")
 
 SERIES = Path(__file__).parent.parent / "patches"
 
