@@ -1,7 +1,7 @@
 """The command line: one module a command.
 
-``run``, ``demo``, ``describe``, ``strip``, ``fixtures``, ``certify`` drive models; ``inspect``, ``validate``, ``diff``,
-``convert`` take files; ``conformance`` checks codecs.
+``run``, ``demo``, ``describe``, ``strip``, ``fixtures``, ``certify`` drive models; ``serve`` keeps one up and ``top``
+watches it; ``inspect``, ``validate``, ``diff``, ``convert`` take files; ``conformance`` checks codecs.
 
 Exit status 0: done, or yes. 1: no, such as a logit that differs from the unsplit run's, or an invalid file.
 2: it could not be done, for the reason on standard error. 130: interrupted. With BOUNDARY_BUNDLE_TRACEBACK=1 the
@@ -45,8 +45,10 @@ def _parser() -> argparse.ArgumentParser:
         inspect,
         manual,
         run,
+        serve,
         shim,
         strip,
+        top,
         validate,
     )
 
@@ -62,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
         strip,
         fixtures,
         certify,
+        serve,
+        top,
         inspect,
         validate,
         diff,

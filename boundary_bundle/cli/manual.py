@@ -102,6 +102,50 @@ PAGES: Final[dict[str, Page]] = {
         ),
         ("run", "fixtures"),
     ),
+    "serve": Page(
+        (
+            ("one model over three processes, for clients", "boundary-bundle serve --model m.gguf --cuts 10,20"),
+            (
+                "sixteen sessions at once, on a socket of one's own",
+                "boundary-bundle serve --model m.gguf --cuts 10,20 --seqs 16 --ctx 16384 --socket /tmp/mine/socket",
+            ),
+        ),
+        (
+            (
+                "clients",
+                "boundary_bundle.shards.client has one, for Python; spec/service-protocol.md says what it speaks. A "
+                "client that goes away leaves its sessions for --grace seconds, and may open them again.",
+            ),
+            (
+                "the socket",
+                "Mode 0600. Without --socket it is boundary-bundle/serve.sock in $XDG_RUNTIME_DIR, else "
+                "boundary-bundle-UID/serve.sock in the folder for temporary files. A dead server's is replaced, a "
+                "live one's is not.",
+            ),
+            (
+                "exit status",
+                "0: it was told to end, and nothing is left of it. 2: it could not be started, for the reason on "
+                "standard error. 130: interrupted before it served.",
+            ),
+            _CACHE,
+        ),
+        ("top", "run"),
+    ),
+    "top": Page(
+        (
+            ("live", "boundary-bundle top"),
+            ("once, for a program", "boundary-bundle top --once --json"),
+        ),
+        (
+            (
+                "columns",
+                "compute is the shard's share of the time that all shards compute, busy the part of the time in "
+                "which it does. A session is hot while the shards hold it; a cold one is computed again when it is "
+                "used. epoch counts how often the shards had to begin it anew.",
+            ),
+        ),
+        ("serve",),
+    ),
     "inspect": Page(
         (
             ("in the terminal", "boundary-bundle inspect step.bbdb"),
@@ -195,6 +239,7 @@ PAGES: Final[dict[str, Page]] = {
 
 _MAIN: Final = """\
 commands on models:  run, demo, describe, strip, fixtures, certify
+for many clients:    serve, top
 commands on files:   inspect, validate, diff, convert
 for implementers:    conformance, shim
 for shells:          completion

@@ -1,0 +1,160 @@
+"""``boundary-bundle serve``: keep a split model up for many clients on a Unix socket."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+from ..shards import SessionPipeline, Settings, Worker, WorkerError, local_workers, make_plan, parse_cuts
+from ..shards import read_model_file as read_model
+from ..shards.service import Address, AddressError, Limits, Service
+from ..shards.worker import LocalWorker, close_workers
+from . import common
+from .common import CommandError, shown
+
+_DEFAULTS = Limits()
+_SEQS = 4
+
+
+def add_command(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "serve",
+        help="keep a split model up for many clients",
+        description="Split a model at the given layers over as many processes, and keep them up for clients on a Unix "
+        "socket. Every client has sessions, of which the shards hold some; what they had to give up, or lost with a "
+        "process, is computed again. Ctrl-C or SIGTERM end it.",
+    )
+    parser.add_argument("--model", type=common.file_name, required=True, metavar="FILE", help="a GGUF file")
+    parser.add_argument(
+        "--cuts", metavar="A,B", help="the first layers of the second and later shards; absent: unsplit"
+    )
+    parser.add_argument(
+        "--socket", type=common.file_name, metavar="PATH", help="where to listen (serve.sock in a private folder)"
+    )
+    parser.add_argument(
+        "--when-full",
+        choices=("evict", "wait", "refuse"),
+        default="evict",
+        help="when the shards have no room for a session: give up the state of the least recently used (evict), wait "
+        "for room, or refuse",
+    )
+    parser.add_argument(
+        "--wait",
+        type=common.seconds,
+        default=_DEFAULTS.wait,
+        metavar="S",
+        help=f"with --when-full wait: for so many seconds at most ({_DEFAULTS.wait:g})",
+    )
+    parser.add_argument(
+        "--grace",
+        type=common.seconds,
+        default=_DEFAULTS.grace,
+        metavar="S",
+        help=f"keep a session for so many seconds after its last client has gone ({_DEFAULTS.grace:g})",
+    )
+    parser.add_argument(
+        "--idle",
+        type=common.seconds,
+        default=_DEFAULTS.idle,
+        metavar="S",
+        help=f"close a connection that says nothing for so many seconds ({_DEFAULTS.idle:g})",
+    )
+    parser.add_argument(
+        "--state-dir", type=common.file_name, metavar="DIR", help="a folder for saved sessions; absent: none are saved"
+    )
+    defaults = Settings(threads=common.default_threads(), ctx=4096, seqs=_SEQS)
+    common.add_settings(parser, defaults)
+    parser.add_argument(
+        "--seqs",
+        type=common.number(1, 64),
+        default=_SEQS,
+        metavar="N",
+        help=f"sessions that the shards hold at once; they share the context ({_SEQS})",
+    )
+    parser.set_defaults(function=serve)
+
+
+class _Ending:
+    """Ctrl-C and SIGTERM: what is being started is broken off, what serves is told to stop."""
+
+    def __init__(self) -> None:
+        self.service: Service | None = None
+        self.asked = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        again, self.asked = self.asked, True
+        if self.service is not None:
+            self.service.stop()
+        elif not again:
+            raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _signals(ending: _Ending) -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, ending) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def serve(options: argparse.Namespace) -> int:
+    """The command. Returns when it is told to end."""
+    cuts = [] if options.cuts is None else parse_cuts(options.cuts)
+    model = read_model(options.model)
+    plan = make_plan(model.n_layer, cuts)
+    settings = replace(common.settings_of(options), seqs=options.seqs)
+    if settings.ctx < settings.seqs:
+        raise CommandError(f"a context of {settings.ctx} is too small for {settings.seqs} sessions")
+    if options.state_dir is not None and not options.state_dir.is_dir():
+        raise CommandError(f"--state-dir: there is no folder {shown(options.state_dir)}")
+    limits = Limits(grace=options.grace, wait=options.wait, idle=options.idle)
+    ending = _Ending()
+    started: list[Worker] = []
+    with _signals(ending), contextlib.ExitStack() as stack:
+        try:
+            address = stack.enter_context(Address(options.socket))
+        except AddressError as error:
+            raise CommandError(str(error)) from None
+        program = common.worker_program(options)
+        begin = local_workers(program, model.path, settings, state_dir=options.state_dir, timeout=options.timeout)
+
+        def start(layers: tuple[int, int]) -> Worker:
+            if ending.asked:
+                raise WorkerError(0, "lost", "the service is about to end", layers, "start")
+            worker = begin(layers)
+            # Those that have ended need no end.
+            started[:] = [one for one in started if not isinstance(one, LocalWorker) or one.alive] + [worker]
+            return worker
+
+        # Whatever state the pipeline is in when this ends, no process is left.
+        stack.callback(lambda: close_workers(started))
+        pipeline = SessionPipeline(
+            start,
+            plan,
+            when_full="evict" if options.when_full == "evict" else "refuse",
+            state_dir=options.state_dir,
+        )
+        stack.callback(pipeline.close)
+        # A step that is under way holds the pipeline; without its workers it ends.
+        stack.callback(lambda: close_workers(started))
+        ending.service = service = Service(pipeline, when_full=options.when_full, limits=limits, log=_say)
+        ranges = " ".join(f"[{start},{end})" for start, end in plan)
+        _say(f"serving {shown(model.path)} {ranges} on {shown(address.path)}, {settings.seqs} sessions at once")
+        if not ending.asked:
+            service.run(address.socket)
+    _say("ended")
+    return 0
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
