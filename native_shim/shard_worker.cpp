@@ -2,8 +2,8 @@
 // (spec/worker-protocol.md).
 //
 // Sources (C++17 and one C11 file); the engine that is not meant compiles to nothing:
-//   shard_worker.cpp worker_service.cpp worker_protocol.cpp worker_engine.cpp worker_range.cpp worker_whole.cpp
-//   boundary_bundle.c
+//   shard_worker.cpp worker_service.cpp worker_sessions.cpp worker_json.cpp worker_protocol.cpp worker_engine.cpp
+//   worker_range.cpp worker_whole.cpp boundary_bundle.c
 // Include folders: this one, and of llama.cpp include, ggml/include, vendor, and src for llama-boundary.h (patched).
 // Libraries: llama, ggml, ggml-base. With -DBB_UNPATCHED it runs on the library as upstream ships it.
 //
@@ -45,10 +45,13 @@ const char usage[] =
     "                    [--kv-unified] [--flash-attn on|off] [--type-k f16|q8_0|f32] [--type-v f16|q8_0|f32]\n"
     "                    [--no-mmap] [--mlock] [--socket PATH | --stdio] [--max-bundle BYTES]\n"
     "                    [--poll 0..100] [--no-pin] [--write-timeout SECONDS] [--verbose]\n"
+    "                    [--state-dir DIR] [--session-grace SECONDS] [--keep-answers BYTES]\n"
     "Runs layers START to END (not included; -1: all) of a GGUF model. Speaks the protocol of spec/worker-protocol.md\n"
     "on its standard streams, or on a Unix socket that it makes. --poll: how long an idle thread of the pool spins\n"
     "before it sleeps. --no-pin: do not give each thread a processor of its own where there are as many threads as\n"
-    "processors. --write-timeout: how long a peer may take no byte of an answer before it is cut off.\n";
+    "processors. --write-timeout: how long a peer may take no byte of an answer before it is cut off. --state-dir: where\n"
+    "sessions are saved. --session-grace: how long a session stays when the connections that opened it are gone.\n"
+    "--keep-answers: how much is kept of answers, for requests that come again.\n";
 
 //
 // options
@@ -57,6 +60,7 @@ const char usage[] =
 struct options {
     engine_options engine;
     std::string socket; // empty: standard streams
+    session_options sessions;
     uint64_t max_bundle = MAX_BUNDLE;
     int write_timeout_s = 30;
 };
@@ -161,6 +165,16 @@ options parse_options(int argc, char **argv) {
             o.max_bundle = integer(0, MAX_BUNDLE);
         } else if (name == "--write-timeout") {
             o.write_timeout_s = (int)integer(1, 86400);
+        } else if (name == "--state-dir") {
+            o.sessions.state_dir = value();
+            if (o.sessions.state_dir.empty()) {
+                fail(CODE_ARGUMENT, "--state-dir needs a path");
+            }
+            state_folder{o.sessions.state_dir}; // so that a folder that is none is found before the model is loaded
+        } else if (name == "--session-grace") {
+            o.sessions.grace = std::chrono::seconds(integer(0, 86400));
+        } else if (name == "--keep-answers") {
+            o.sessions.keep_answers = integer(0, 1ull << 40);
         } else {
             fail(CODE_ARGUMENT, "there is no option '%s'", name.c_str());
         }
@@ -437,7 +451,7 @@ int run(const options &o) {
     watch_faults(o.engine.path);
     std::unique_ptr<engine> engine = open_engine(o.engine);
     loaded = true;
-    service service(*engine, o.max_bundle);
+    service service(*engine, o.sessions, o.max_bundle);
     auto &queue = *new request_queue; // outlives this function: reader threads hold on to it
     fprintf(stderr, "shard_worker: ready\n");
 
@@ -448,7 +462,16 @@ int run(const options &o) {
     }
 
     for (;;) {
-        request r = queue.pop();
+        std::optional<request> next = queue.pop(service.next_release());
+        // a message counts as of when it came, however long it has waited for its turn
+        service.release_abandoned(next ? next->came : std::chrono::steady_clock::now());
+        if (!next) {
+            continue;
+        }
+        request &r = *next;
+        if (r.what != request::MESSAGE) {
+            service.connection_gone(*r.from, r.came);
+        }
         bool stop = false;
         if (r.what == request::BAD_FRAME) {
             service.refuse_frame(r);
@@ -482,6 +505,7 @@ int run(const options &o) {
 int main(int argc, char **argv) {
     watch_parent(getppid());
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); // a file that may not get longer is an error of write()
     signal(SIGTERM, on_signal);
     signal(SIGINT, on_signal);
     signal(SIGHUP, on_signal);

@@ -37,9 +37,25 @@ const char *code_name(int code) {
     case CODE_FULL: return "full";
     case CODE_COMPUTE: return "compute";
     case CODE_STATE: return "state";
+    case CODE_SESSION: return "session";
     case CODE_PROTOCOL: return "protocol";
     case CODE_JSON: return "json";
     case CODE_FRAME: return "frame";
+    default: return "unknown";
+    }
+}
+
+const char *outcome_name(int outcome) {
+    switch (outcome) {
+    case OUTCOME_HIT: return "hit";
+    case OUTCOME_MISS: return "miss";
+    case OUTCOME_EVICTED: return "evicted";
+    case OUTCOME_STALE_EPOCH: return "stale_epoch";
+    case OUTCOME_INCOMPATIBLE_RECIPE: return "incompatible_recipe";
+    case OUTCOME_POSITION_MISMATCH: return "position_mismatch";
+    case OUTCOME_FULL: return "full";
+    case OUTCOME_CANNOT_TRUNCATE: return "cannot_truncate";
+    case OUTCOME_BUSY: return "busy";
     default: return "unknown";
     }
 }
@@ -68,6 +84,16 @@ void fail_bundle(const bb_config &config, byte_view bytes) {
 uint64_t now_us() {
     const auto t = std::chrono::steady_clock::now().time_since_epoch();
     return (uint64_t)std::chrono::duration_cast<std::chrono::microseconds>(t).count();
+}
+
+std::string hex(const uint8_t *bytes, size_t size) {
+    const char *digits = "0123456789abcdef";
+    std::string text;
+    for (size_t i = 0; i < size; i++) {
+        text += digits[bytes[i] >> 4];
+        text += digits[bytes[i] & 15];
+    }
+    return text;
 }
 
 //

@@ -11,8 +11,10 @@
 #include "boundary_bundle.h"
 #include "llama.h"
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +33,7 @@ enum code {
     CODE_FULL = 9,
     CODE_COMPUTE = 10,
     CODE_STATE = 11,
+    CODE_SESSION = 12,
     CODE_PROTOCOL = 20,
     CODE_JSON = 21,
     CODE_FRAME = 22,
@@ -38,12 +41,51 @@ enum code {
 
 const char *code_name(int code);
 
+//
+// sessions (spec/worker-protocol.md, Sessions; src/llama-boundary.h): the library's terms, for both builds
+//
+
+using session_id = std::array<uint8_t, 16>;
+
+enum outcome {
+    OUTCOME_HIT = 0,
+    OUTCOME_MISS = 1,
+    OUTCOME_EVICTED = 2,
+    OUTCOME_STALE_EPOCH = 3,
+    OUTCOME_INCOMPATIBLE_RECIPE = 4,
+    OUTCOME_POSITION_MISMATCH = 5,
+    OUTCOME_FULL = 6,
+    OUTCOME_CANNOT_TRUNCATE = 7,
+    OUTCOME_BUSY = 8,
+    OUTCOMES = 9,
+};
+
+const char *outcome_name(int outcome);
+
+struct session_request {
+    session_id id{};
+    uint64_t epoch = 0;
+    int64_t n_pos = 0;                // open: that it must have; truncate: to keep
+    std::array<uint8_t, 32> recipe{}; // open, restore
+    std::string recipe_text;          // open, restore; "" = not known
+};
+
+struct session_result {
+    int outcome = OUTCOME_HIT;
+    std::optional<session_id> id; // none: a refusal that is about no session
+    uint64_t epoch = 0;
+    int64_t n_pos = -1; // -1 = none
+    bool created = false;
+    std::string ingredient; // OUTCOME_INCOMPATIBLE_RECIPE: what differs, "" = not known
+};
+
 // Thrown by everything here; becomes an error reply or, while loading, the sentence on standard error.
 struct failure {
     int code;
     std::string message;
     std::string bundle_error; // CODE_BUNDLE: the format's name of the error ...
     uint64_t offset = 0;      // ... and where it is
+    std::optional<session_result> session = {}; // what the session table says of it
 };
 
 #if defined(__GNUC__)
@@ -53,6 +95,7 @@ __attribute__((format(printf, 2, 3)))
 fail(int code, const char *format, ...);
 
 uint64_t now_us(); // monotonic
+std::string hex(const uint8_t *bytes, size_t size);
 
 struct engine_options {
     std::string path;
@@ -129,14 +172,50 @@ struct crossing_tensor {
     int token_axis = -1;            // -1: none
 };
 
+struct session_info {
+    session_id id;
+    uint64_t epoch;
+    int64_t n_pos; // -1 = none
+    uint64_t n_bytes;
+    uint64_t used;
+    int state; // 0 live, 1 evicted, 2 released
+    bool pinned;
+};
+
+struct session_counts {
+    uint64_t live, forgotten, slots, positions, calls, tokens, created, evicted, released;
+    std::array<uint64_t, OUTCOMES> outcomes;
+};
+
+struct recipe_part {
+    std::string text;
+    std::string fingerprint; // hex
+};
+
+// The session table of the patched library. A refusal is thrown with CODE_SESSION; then everything is as before.
+class session_table {
+public:
+    virtual ~session_table() = default;
+    virtual session_result open(const session_request &wanted) = 0;
+    virtual session_result truncate(const session_request &wanted) = 0;
+    virtual session_result release(const session_request &wanted) = 0;
+    virtual session_result pin(const session_request &wanted, bool pinned) = 0;
+    virtual session_result evict(const std::optional<session_id> &id) = 0; // none: the least recently used
+    virtual session_result save(const session_request &wanted, byte_view &state) = 0; // valid until the next call
+    virtual session_result restore(const session_request &wanted, byte_view state) = 0;
+    virtual bool get(uint64_t i, session_info &info) const = 0; // live ones first, the most recently used first of all
+    virtual session_counts counts() const = 0;
+    virtual recipe_part recipe(bool shared) const = 0; // else that of the range
+};
+
 class engine {
 public:
     virtual ~engine();
     engine(const engine &) = delete;
     engine &operator=(const engine &) = delete;
 
-    // Runs one batch. After a failure the state is what it was before.
-    virtual timings decode(byte_view bytes) = 0;
+    // Runs one batch, under sessions if the bundle has a session table. After a failure the state is what it was before.
+    virtual timings decode(byte_view bytes, bool under_sessions) = 0;
     // What the last batch left at the end of the range; valid until the next call.
     virtual byte_view output(const layout &layout) = 0;
     // Batch indices of the tokens that the last batch selected, ascending.
@@ -147,10 +226,11 @@ public:
     virtual std::vector<crossing_tensor> contract(bool behind) const = 0;
     virtual bool patched() const = 0;
     virtual int abi() const = 0; // of the library's boundary functions, 0 without
+    virtual session_table *sessions() { return nullptr; } // none in the unpatched library
 
     llama_token sample(int32_t index) const; // greedy; index within the last batch
-    void clear();
-    void clear(int32_t sequence, int32_t from);
+    virtual void clear();
+    virtual void clear(int32_t sequence, int32_t from);
 
     bool has_vocabulary() const;
     std::vector<llama_token> tokenize(const std::string &text, bool add_special, bool parse_special) const;

@@ -164,15 +164,21 @@ void request_queue::wait_for_room() {
 void request_queue::push(request r) {
     {
         std::lock_guard<std::mutex> lock(mutex_);
+        r.came = std::chrono::steady_clock::now(); // under the lock: later ones have later moments
         bytes_ += r.bytes();
         requests_.push_back(std::move(r));
     }
     filled_.notify_one();
 }
 
-request request_queue::pop() {
+std::optional<request> request_queue::pop(std::optional<moment> until) {
     std::unique_lock<std::mutex> lock(mutex_);
-    filled_.wait(lock, [&] { return !requests_.empty(); });
+    const auto filled = [&] { return !requests_.empty(); };
+    if (!until) {
+        filled_.wait(lock, filled);
+    } else if (!filled_.wait_until(lock, *until, filled)) {
+        return std::nullopt;
+    }
     request r = std::move(requests_.front());
     requests_.pop_front();
     bytes_ -= r.bytes();

@@ -4,12 +4,14 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,6 +32,14 @@ enum message_type : uint16_t {
     TYPE_SHUTDOWN = 6,
     TYPE_TOKENIZE = 7,
     TYPE_DETOKENIZE = 8,
+    TYPE_OPEN = 9, // this one and the following came with minor 1
+    TYPE_TRUNCATE = 10,
+    TYPE_RELEASE = 11,
+    TYPE_PIN = 12,
+    TYPE_EVICT = 13,
+    TYPE_SESSIONS = 14,
+    TYPE_SAVE = 15,
+    TYPE_RESTORE = 16,
     TYPE_ERROR = 0x7FFF,
     TYPE_REPLY = 0x8000, // bit 15
 };
@@ -52,7 +62,7 @@ public:
     void drop(); // no more reading or writing, for either thread
     bool alive() const { return alive_; }
 
-    bool greeted = false; // hello has been answered; only the computing thread looks at it
+    int minor = -1; // of the version agreed on, -1: no hello has been answered; only the computing thread looks at it
 
 private:
     bool write(iovec *parts, int count);
@@ -64,6 +74,8 @@ private:
     std::mutex write_mutex_;
 };
 
+using moment = std::chrono::steady_clock::time_point;
+
 struct request {
     enum kind { MESSAGE, BAD_FRAME, END, CUT }; // CUT: the input ended within a message
 
@@ -73,6 +85,7 @@ struct request {
     uint64_t id = 0;
     std::string text;            // BAD_FRAME, CUT: the sentence
     std::vector<uint8_t> bundle;
+    moment came; // into the queue
 
     size_t bytes() const { return text.size() + bundle.size(); }
 };
@@ -82,7 +95,7 @@ class request_queue {
 public:
     void wait_for_room(); // until a reader may read its next message
     void push(request r);
-    request pop();
+    std::optional<request> pop(std::optional<moment> until); // none: that moment has come and nothing else
 
 private:
     static constexpr size_t MAX_REQUESTS = 64;

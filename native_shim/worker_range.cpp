@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <sstream>
 
 namespace worker {
@@ -21,6 +22,145 @@ template <typename T> T boundary_struct() {
     t.abi = LLAMA_BOUNDARY_ABI;
     return t;
 }
+
+std::string recipe_text_of(const llama_context *ctx, int32_t part, uint8_t *fingerprint) {
+    std::string text(4096, '\0');
+    int32_t n = llama_context_recipe(ctx, part, &text[0], text.size(), fingerprint);
+    if (n >= 0 && (size_t)n >= text.size()) {
+        text.resize((size_t)n + 1);
+        n = llama_context_recipe(ctx, part, &text[0], text.size(), fingerprint);
+    }
+    if (n < 0) {
+        fail(CODE_STATE, "the library does not say the recipe of this context");
+    }
+    text.resize((size_t)n);
+    return text;
+}
+
+session_result result_of(const llama_session_result &found) {
+    session_result result;
+    result.outcome = found.outcome;
+    result.id.emplace();
+    std::copy(std::begin(found.id), std::end(found.id), result.id->begin());
+    result.epoch = found.epoch;
+    result.n_pos = found.n_pos;
+    result.created = found.created != 0;
+    result.ingredient = found.recipe;
+    return result;
+}
+
+class library_sessions final : public session_table {
+public:
+    explicit library_sessions(llama_context *ctx) : ctx_(ctx) {
+        bb_config_init(&config_);
+        // the library's own for a saved state, whose tensors are as many as the layers need
+        config_.limits.tensors = config_.limits.fragments = 1 << 14;
+        config_.limits.head_bytes = 1 << 22;
+        config_.limits.payload_bytes = INT64_MAX;
+    }
+
+    session_result open(const session_request &wanted) override { return call(wanted, llama_session_open); }
+    session_result truncate(const session_request &wanted) override { return call(wanted, llama_session_truncate); }
+    session_result release(const session_request &wanted) override { return call(wanted, llama_session_release); }
+
+    session_result pin(const session_request &wanted, bool pinned) override {
+        return call(wanted, [&](llama_context *ctx, const auto *request, auto *result, auto *error) {
+            return llama_session_pin(ctx, request, pinned, result, error);
+        });
+    }
+
+    session_result evict(const std::optional<session_id> &id) override {
+        auto result = boundary_struct<llama_session_result>();
+        auto error = boundary_struct<llama_boundary_error>();
+        const int32_t status = llama_session_evict(ctx_, id ? id->data() : nullptr, &result, &error);
+        return checked(status, result, error, id);
+    }
+
+    session_result save(const session_request &wanted, byte_view &state) override {
+        const void *data = nullptr;
+        const session_result saved = call(wanted, [&](llama_context *ctx, const auto *request, auto *result, auto *error) {
+            return llama_session_save(ctx, request, &data, &state.size, result, error);
+        });
+        state.data = (const uint8_t *)data;
+        return saved;
+    }
+
+    session_result restore(const session_request &wanted, byte_view state) override {
+        return call(wanted, [&](llama_context *ctx, const auto *request, auto *result, auto *error) {
+            const int32_t status = llama_session_restore(ctx, request, state.data, state.size, result, error);
+            if (status == LLAMA_BOUNDARY_ERROR_BUNDLE) {
+                fail_bundle(config_, state);
+            }
+            return status;
+        });
+    }
+
+    bool get(uint64_t i, session_info &info) const override {
+        auto found = boundary_struct<llama_session_info>();
+        if (llama_session_get(ctx_, i, &found) != LLAMA_BOUNDARY_OK) {
+            return false;
+        }
+        std::copy(std::begin(found.id), std::end(found.id), info.id.begin());
+        info.epoch = found.epoch;
+        info.n_pos = found.state == LLAMA_SESSION_LIVE ? found.n_pos : -1;
+        info.n_bytes = found.n_bytes;
+        info.used = found.used;
+        info.state = found.state;
+        info.pinned = found.pinned != 0;
+        return true;
+    }
+
+    session_counts counts() const override {
+        auto found = boundary_struct<llama_session_statistics>();
+        const int32_t status = llama_session_get_statistics(ctx_, &found);
+        if (status != LLAMA_BOUNDARY_OK) {
+            fail(status, "the library does not count its sessions");
+        }
+        session_counts counts = {found.n_live,   found.n_forgotten, found.n_max,     found.n_cells,    found.n_calls,
+                                 found.n_tokens, found.n_created,   found.n_evicted, found.n_released, {}};
+        std::copy(std::begin(found.outcomes), std::end(found.outcomes), counts.outcomes.begin());
+        return counts;
+    }
+
+    recipe_part recipe(bool shared) const override {
+        uint8_t fingerprint[32];
+        recipe_part part;
+        part.text = recipe_text_of(ctx_, shared ? LLAMA_RECIPE_SHARED : LLAMA_RECIPE_RANGE, fingerprint);
+        part.fingerprint = hex(fingerprint, sizeof(fingerprint));
+        return part;
+    }
+
+private:
+    template <typename Function> session_result call(const session_request &wanted, Function function) {
+        auto request = boundary_struct<llama_session_request>();
+        std::copy(wanted.id.begin(), wanted.id.end(), request.id);
+        request.epoch = wanted.epoch;
+        request.n_pos = wanted.n_pos;
+        std::copy(wanted.recipe.begin(), wanted.recipe.end(), request.recipe);
+        request.recipe_text = wanted.recipe_text.empty() ? nullptr : wanted.recipe_text.c_str();
+        auto result = boundary_struct<llama_session_result>();
+        auto error = boundary_struct<llama_boundary_error>();
+        const int32_t status = function(ctx_, &request, &result, &error);
+        return checked(status, result, error, wanted.id);
+    }
+
+    // id: that was asked for, where one was
+    static session_result checked(int32_t status, const llama_session_result &found, const llama_boundary_error &error,
+                                  const std::optional<session_id> &id) {
+        if (status != LLAMA_BOUNDARY_OK && status != LLAMA_BOUNDARY_ERROR_SESSION) {
+            fail(status, "%s", error.message);
+        }
+        session_result result = result_of(found);
+        if (status == LLAMA_BOUNDARY_ERROR_SESSION) {
+            result.id = id; // of one that it does not know the library says nothing
+            throw failure{status, error.message, "", 0, std::move(result)};
+        }
+        return result;
+    }
+
+    llama_context *ctx_;
+    bb_config config_;
+};
 
 class range_engine final : public engine {
 public:
@@ -55,20 +195,20 @@ public:
         facts_.n_tensors = (int64_t)own.n_tensors;
         facts_.weight_bytes = own.n_bytes;
         facts_.n_params = own.n_params;
-        for (const uint8_t byte : own.fingerprint) {
-            const char *digits = "0123456789abcdef";
-            facts_.fingerprint += digits[byte >> 4];
-            facts_.fingerprint += digits[byte & 15];
-        }
+        facts_.fingerprint = hex(own.fingerprint, sizeof(own.fingerprint));
         start();
         bb_config_init(&config_);
+        sessions_.emplace(ctx_);
     }
 
-    timings decode(byte_view bytes) override {
+    timings decode(byte_view bytes, bool under_sessions) override {
         auto error = boundary_struct<llama_boundary_error>();
         const int32_t status = llama_boundary_decode(ctx_, bytes.data, bytes.size, &error);
         if (status == LLAMA_BOUNDARY_ERROR_BUNDLE) {
             fail_bundle(config_, bytes); // the library gives a sentence; name and offset come from the codec
+        }
+        if (status != LLAMA_BOUNDARY_OK && under_sessions) {
+            fail_decode(status, error);
         }
         if (status == LLAMA_BOUNDARY_ERROR_COMPUTE) {
             forget_if_empty(); // what was computed has been cut off again
@@ -157,9 +297,38 @@ public:
 
     bool patched() const override { return true; }
     int abi() const override { return LLAMA_BOUNDARY_ABI; }
+    session_table *sessions() override { return &*sessions_; }
+
+    void clear() override {
+        llama_session_clear(ctx_);
+        engine::clear();
+    }
+
+    void clear(int32_t sequence, int32_t from) override {
+        const uint64_t live = sessions_->counts().live;
+        if (live > 0) {
+            fail(CODE_STATE, "sequence %d cannot be cut while %llu sessions are open: they lie in sequences of their own",
+                 sequence, (unsigned long long)live);
+        }
+        engine::clear(sequence, from);
+    }
 
 private:
+    // Memory that the sessions leave empty is zeroed by the library itself.
+    [[noreturn]] void fail_decode(int32_t status, const llama_boundary_error &error) const {
+        failure f{status, error.message, "", 0};
+        auto found = boundary_struct<llama_session_result>();
+        if (status == LLAMA_BOUNDARY_ERROR_SESSION && llama_session_decoded(ctx_, &found) == LLAMA_BOUNDARY_OK) {
+            f.session = result_of(found);
+            if (found.outcome == LLAMA_SESSION_INCOMPATIBLE_RECIPE) {
+                f.session->id.reset(); // it is the whole bundle's
+            }
+        }
+        throw f;
+    }
+
     bb_config config_;
+    std::optional<library_sessions> sessions_;
 };
 
 } // namespace

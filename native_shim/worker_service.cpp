@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "worker_service.h"
 
-#include <nlohmann/json.hpp>
+#include "worker_json.h"
 
 #include <algorithm>
 #include <cinttypes>
@@ -12,12 +12,11 @@
 
 namespace worker {
 
-using nlohmann::json;
-
 namespace {
 
 constexpr int MAJOR = 1;
-constexpr int MINORS[] = {0};
+constexpr int MINORS[] = {0, 1};
+constexpr int MINOR_SESSIONS = 1; // brought them
 
 // resident set of this process; 0 where there is no /proc
 uint64_t resident_bytes() {
@@ -31,54 +30,9 @@ uint64_t resident_bytes() {
     return resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-json parse(const std::string &text) {
-    if (text.empty()) {
-        return json::object();
-    }
-    json object = json::parse(text, nullptr, false);
-    if (object.is_discarded()) {
-        fail(CODE_JSON, "the text of %zu bytes is not JSON", text.size());
-    }
-    if (!object.is_object()) {
-        fail(CODE_JSON, "the text is a JSON %s, not an object", object.type_name());
-    }
-    return object;
-}
-
-// what an illegal value looked like, for a message
-std::string shown(const json &value) {
-    std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
-    if (text.size() > 60) {
-        text.resize(57);
-        text += "...";
-    }
-    return text;
-}
-
-bool flag(const json &object, const char *key, bool otherwise) {
-    const auto found = object.find(key);
-    if (found == object.end()) {
-        return otherwise;
-    }
-    if (!found->is_boolean()) {
-        fail(CODE_ARGUMENT, "%s is %s, not true or false", key, shown(*found).c_str());
-    }
-    return found->get<bool>();
-}
-
-uint64_t number(const json &object, const char *key, uint64_t otherwise, uint64_t most) {
-    const auto found = object.find(key);
-    if (found == object.end()) {
-        return otherwise;
-    }
-    if (!found->is_number_unsigned() || found->get<uint64_t>() > most) {
-        fail(CODE_ARGUMENT, "%s is %s, not an integer from 0 to %" PRIu64, key, shown(*found).c_str(), most);
-    }
-    return found->get<uint64_t>();
-}
-
-const char *const known_types[] = {nullptr, "hello",    "describe", "decode",    "statistics",
-                                   "clear", "shutdown", "tokenize", "detokenize"};
+const char *const known_types[] = {nullptr, "hello",    "describe",   "decode", "statistics", "clear",
+                                   "shutdown", "tokenize", "detokenize", "open", "truncate",   "release",
+                                   "pin",      "evict",    "sessions",   "save", "restore"};
 
 } // namespace
 
@@ -87,8 +41,8 @@ struct service::reply {
     byte_view bundle;
 };
 
-service::service(engine &engine, uint64_t max_bundle)
-    : engine_(engine), max_bundle_(max_bundle), started_us_(now_us()) {
+service::service(engine &engine, const session_options &sessions, uint64_t max_bundle)
+    : engine_(engine), max_bundle_(max_bundle), sessions_(engine, sessions, max_bundle), started_us_(now_us()) {
     bb_config_init(&config_);
 }
 
@@ -98,6 +52,18 @@ void service::send_error(connection &to, uint64_t id, const failure &f) {
     if (!f.bundle_error.empty()) {
         text["bundle_error"] = f.bundle_error;
         text["offset"] = f.offset;
+    }
+    if (f.session) {
+        const session_result &s = *f.session;
+        text["outcome"] = outcome_name(s.outcome);
+        text["session"] = s.id ? json(hex(s.id->data(), s.id->size())) : json(nullptr);
+        text["epoch"] = s.epoch;
+        text["position"] = s.n_pos < 0 ? json(nullptr) : json(s.n_pos);
+        if (!s.ingredient.empty()) {
+            text["ingredient"] = s.ingredient;
+        }
+    } else if (f.code == CODE_FULL) {
+        text["outcome"] = outcome_name(OUTCOME_FULL);
     }
     if (f.code == CODE_PROTOCOL) {
         text["major"] = MAJOR;
@@ -130,11 +96,15 @@ bool service::answer(request &r) {
 }
 
 service::reply service::handle(request &r) {
-    if (!r.from->greeted && r.type != TYPE_HELLO) {
+    if (r.from->minor < 0 && r.type != TYPE_HELLO) {
         fail(CODE_PROTOCOL, "a message of type %u came before hello", r.type);
     }
-    if (r.type == 0 || r.type > TYPE_DETOKENIZE) {
+    if (r.type == 0 || r.type > TYPE_RESTORE) {
         fail(CODE_PROTOCOL, "there is no request of type %u", r.type);
+    }
+    if (r.type >= TYPE_OPEN && r.from->minor < MINOR_SESSIONS) {
+        fail(CODE_PROTOCOL, "%s needs version %d.%d, and hello settled on %d.%d", known_types[r.type], MAJOR,
+             MINOR_SESSIONS, MAJOR, r.from->minor);
     }
     if (r.type != TYPE_DECODE && !r.bundle.empty()) {
         fail(CODE_ARGUMENT, "%s takes no bundle and came with one of %zu bytes", known_types[r.type], r.bundle.size());
@@ -146,12 +116,14 @@ service::reply service::handle(request &r) {
     case TYPE_STATISTICS: parse(r.text); return statistics();
     case TYPE_CLEAR: return clear(r);
     case TYPE_SHUTDOWN: parse(r.text); return {};
-    default:
+    case TYPE_TOKENIZE:
+    case TYPE_DETOKENIZE:
         if (!has_text_services()) {
             fail(CODE_PROTOCOL, "there is no %s at a worker of layers %d to %d of %d: the first and the last have it",
                  known_types[r.type], engine_.facts().layer_start, engine_.facts().layer_end, engine_.facts().n_layer);
         }
         return r.type == TYPE_TOKENIZE ? tokenize(r) : detokenize(r);
+    default: return {sessions_.answer(r), {}};
     }
 }
 
@@ -184,7 +156,7 @@ service::reply service::hello(const request &r) {
         fail(CODE_PROTOCOL, "no common version: this worker speaks %d.%d, the other side %d.x with x in %s", MAJOR,
              MINORS[0], MAJOR, shown(*minors).c_str());
     }
-    r.from->greeted = true;
+    r.from->minor = best;
     reply reply;
     reply.text = {{"major", MAJOR},         {"minor", best},
                   {"software", "boundary-bundle shard_worker"},
@@ -255,6 +227,12 @@ service::reply service::describe(const request &r) {
     if (engine_.kv_bytes() >= 0) {
         text["kv_bytes"] = engine_.kv_bytes();
     }
+    if (const session_table *table = engine_.sessions()) {
+        for (const bool shared : {true, false}) {
+            const recipe_part part = table->recipe(shared);
+            text["recipe"][shared ? "shared" : "range"] = {{"text", part.text}, {"fingerprint", part.fingerprint}};
+        }
+    }
     if (with_tensors && f.n_tensors >= 0) {
         json list = json::array();
         for (const tensor_facts &t : engine_.tensors()) {
@@ -277,6 +255,7 @@ service::reply service::statistics() {
         {"encode_us", counters_.encode_us},
         {"bundle_bytes_in", counters_.bundle_bytes_in},
         {"bundle_bytes_out", counters_.bundle_bytes_out},
+        {"answers_again", counters_.answers_again},
         {"resident_bytes", resident_bytes()},
         {"graphs_reused", engine_.graphs_reused()},
         {"uptime_ms", (now_us() - started_us_) / 1000},
@@ -294,6 +273,7 @@ service::reply service::clear(const request &r) {
             fail(CODE_ARGUMENT, "clear has from and no sequence");
         }
         engine_.clear();
+        sessions_.forget_all();
         return {};
     }
     const uint64_t sequence = number(object, "sequence", 0, INT32_MAX);
@@ -352,7 +332,8 @@ void service::check_output_size(byte_view bytes, const bb_bundle &head, const la
     } else {
         size = beside;
         add(n_tokens * (uint64_t)f.n_embd * sizeof(float));
-        for (const char *name : {"positions", "seq_offsets", "seq_ids", "outputs"}) {
+        for (const char *name : {"positions", "seq_offsets", "seq_ids", "session_ids", "session_epochs", "session_positions",
+                                 "outputs"}) {
             bb_tensor t;
             add(bb_tensor_find(&head, name, &t) >= 0 ? t.bytes : 0);
         }
@@ -368,11 +349,12 @@ void service::check_output_size(byte_view bytes, const bb_bundle &head, const la
 
 service::reply service::decode(request &r) {
     const json object = parse(r.text);
-    layout layout;
+    decode_wishes wishes;
+    layout &layout = wishes.layout;
     layout.fragment_size = number(object, "fragment_size", 0, INT64_MAX);
     layout.checksums = flag(object, "checksums", true);
-    const bool want_logits = flag(object, "logits", false);
-    const bool want_tokens = flag(object, "sample", true);
+    wishes.logits = flag(object, "logits", false);
+    wishes.sample = flag(object, "sample", true);
     const auto order = object.find("byte_order");
     if (order != object.end()) {
         if (*order != "little" && *order != "big") {
@@ -390,20 +372,39 @@ service::reply service::decode(request &r) {
     if (bb_decode_head(&config_, bytes.data, bytes.size, &head, nullptr, nullptr) != BB_OK) {
         fail_bundle(config_, bytes);
     }
+    const bool under_sessions = bb_tensor_find(&head, "session_ids", nullptr) >= 0;
+    if (under_sessions && r.from->minor < MINOR_SESSIONS) {
+        fail(CODE_PROTOCOL, "a session table needs version %d.%d, and hello settled on %d.%d", MAJOR, MINOR_SESSIONS, MAJOR,
+             r.from->minor);
+    }
+    if (const kept_answer *again = under_sessions ? sessions_.answer_again(wishes, r.bundle) : nullptr) {
+        counters_.answers_again++;
+        counters_.bundle_bytes_in += r.bundle.size();
+        counters_.bundle_bytes_out += again->bundle.size();
+        return {again->text, {again->bundle.data(), again->bundle.size()}};
+    }
     bb_attr count = {};
     bb_attr_find(&head, BB_KEY_N_TOKENS, &count);
     const uint64_t n_tokens = std::min<uint64_t>(count.u64, UINT32_MAX); // the engine knows the real limit
     const bool last = engine_.facts().last();
-    const bool with_bundle = !last || want_logits;
+    const bool with_bundle = !last || wishes.logits;
     if (with_bundle && n_tokens <= engine_.n_batch()) {
         check_output_size(bytes, head, layout, n_tokens);
     }
 
-    const timings times = engine_.decode(bytes);
+    timings times;
+    try {
+        times = engine_.decode(bytes, under_sessions);
+    } catch (const failure &) {
+        if (under_sessions && engine_.sessions()) {
+            sessions_.batch_failed();
+        }
+        throw;
+    }
     uint64_t compute_us = times.compute_us;
 
     reply reply;
-    if (last && want_tokens) {
+    if (last && wishes.sample) {
         const uint64_t point = now_us();
         std::vector<llama_token> sampled;
         for (const int32_t index : engine_.outputs()) {
@@ -429,6 +430,9 @@ service::reply service::decode(request &r) {
     counters_.encode_us += encode_us;
     counters_.bundle_bytes_in += r.bundle.size();
     counters_.bundle_bytes_out += reply.bundle.size;
+    if (under_sessions) {
+        sessions_.keep_answer(wishes, std::move(r.bundle), reply.text, reply.bundle);
+    }
     return reply;
 }
 
@@ -470,13 +474,8 @@ service::reply service::detokenize(const request &r) {
         if (!token.is_number_unsigned() || token.get<uint64_t>() > INT32_MAX) {
             fail(CODE_ARGUMENT, "tokens holds %s, not a token id", shown(token).c_str());
         }
-        std::string hex;
-        for (const char c : engine_.piece((llama_token)token.get<uint64_t>())) {
-            const char *digits = "0123456789abcdef";
-            hex += digits[(c >> 4) & 15];
-            hex += digits[c & 15];
-        }
-        pieces.push_back(std::move(hex));
+        const std::string piece = engine_.piece((llama_token)token.get<uint64_t>());
+        pieces.push_back(hex((const uint8_t *)piece.data(), piece.size()));
     }
     reply reply;
     reply.text["pieces"] = std::move(pieces);

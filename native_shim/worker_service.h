@@ -5,17 +5,23 @@
 
 #include "worker_engine.h"
 #include "worker_protocol.h"
+#include "worker_sessions.h"
 
 namespace worker {
 
 class service {
 public:
-    service(engine &engine, uint64_t max_bundle);
+    service(engine &engine, const session_options &sessions, uint64_t max_bundle);
 
     // Answers one message. True when it was a shutdown and the worker is to end.
     bool answer(request &r);
     // Answers an unsound header.
     void refuse_frame(const request &r);
+
+    // What nobody holds any more is released after a while; the clock is the caller's.
+    void connection_gone(const connection &who, moment when) { sessions_.connection_gone(who, when); }
+    std::optional<moment> next_release() const { return sessions_.next_release(); }
+    void release_abandoned(moment now) { sessions_.release_abandoned(now); }
 
 private:
     struct reply; // text and bundle
@@ -36,11 +42,12 @@ private:
     engine &engine_;
     uint64_t max_bundle_;
     bb_config config_;
+    session_service sessions_;
     uint64_t started_us_;
 
     struct {
         uint64_t requests = 0, errors = 0, tokens = 0, compute_us = 0, decode_us = 0, encode_us = 0;
-        uint64_t bundle_bytes_in = 0, bundle_bytes_out = 0;
+        uint64_t bundle_bytes_in = 0, bundle_bytes_out = 0, answers_again = 0;
     } counters_;
 };
 

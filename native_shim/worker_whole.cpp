@@ -65,7 +65,7 @@ public:
         set_contract();
     }
 
-    timings decode(byte_view bytes) override {
+    timings decode(byte_view bytes, bool) override {
         // first the head, then the contract, then the payloads
         const uint64_t began_us = now_us();
         bb_bundle view;

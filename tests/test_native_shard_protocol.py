@@ -35,6 +35,7 @@ pytestmark = pytest.mark.shards
 HEADER = struct.Struct("<4sHHQIIQ")
 MAGIC = b"BBWP"
 HELLO, DESCRIBE, DECODE, STATISTICS, CLEAR, SHUTDOWN, TOKENIZE, DETOKENIZE = range(1, 9)
+OPEN, TRUNCATE, RELEASE, PIN, EVICT, SESSIONS, SAVE, RESTORE = range(9, 17)  # test_native_sessions.py
 ERROR = 0x7FFF
 REPLY = 0x8000
 PATIENCE = 30.0  # seconds until a test that waits for the worker fails
@@ -92,12 +93,16 @@ class Answer:
 class Peer:
     """One connection; ``reader`` and ``writer`` are descriptors, perhaps the same."""
 
-    def __init__(self, reader: int, writer: int, greet: bool = True) -> None:
+    def __init__(self, reader: int, writer: int, greet: bool = True, minors: tuple[int, ...] = (0, 1)) -> None:
         self.reader = reader
         self.writer = writer
         self.requests = 0
         if greet:
-            assert self.ask(HELLO, {"major": 1, "minors": [0]}).type == HELLO | REPLY
+            assert self.ask(HELLO, {"major": 1, "minors": list(minors)}).type == HELLO | REPLY
+
+    def close(self) -> None:
+        for descriptor in {self.reader, self.writer}:
+            os.close(descriptor)
 
     def write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -174,10 +179,10 @@ class Process:
         assert self.popen.stdout
         return Peer(self.popen.stdout.fileno(), self.popen.stdin.fileno())
 
-    def connect(self, greet: bool = True) -> Peer:
+    def connect(self, greet: bool = True, minors: tuple[int, ...] = (0, 1)) -> Peer:
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(str(self.path))
-        return Peer(connection.fileno(), connection.detach(), greet)
+        return Peer(connection.fileno(), connection.detach(), greet, minors)
 
     @property
     def pid(self) -> int:
@@ -292,12 +297,12 @@ def either(request: pytest.FixtureRequest) -> Process:
 #
 
 
-@pytest.mark.parametrize("minors", [[0], [3, 0, 1]])
-def test_hello_settles_on_the_highest_common_minor(listening: Process, minors: list[int]) -> None:
+@pytest.mark.parametrize(("minors", "common"), [([0], 0), ([3, 0, 1], 1), ([1, 0], 1), ([2, 0], 0), ([1], 1)])
+def test_hello_settles_on_the_highest_common_minor(listening: Process, minors: list[int], common: int) -> None:
     """Catches a worker that takes the other side's highest minor, or only a list that equals its own."""
     answer = listening.connect(greet=False).expect(HELLO, {"major": 1, "minors": minors})
     assert answer.text["major"] == 1
-    assert answer.text["minor"] == 0
+    assert answer.text["minor"] == common
     assert answer.text["pid"] == listening.pid
     assert answer.text["patched"] is True
     assert answer.text["abi"] == 1
@@ -329,7 +334,7 @@ def test_hello_without_a_common_version_opens_nothing(listening: Process, text: 
 def test_nothing_is_answered_before_hello(listening: Process) -> None:
     """Catches a request that works without a version agreed on; shutdown above all."""
     peer = listening.connect(greet=False)
-    for type in (DESCRIBE, DECODE, STATISTICS, CLEAR, SHUTDOWN, TOKENIZE, 99):
+    for type in (DESCRIBE, DECODE, STATISTICS, CLEAR, SHUTDOWN, TOKENIZE, *range(OPEN, RESTORE + 1), 99):
         answer = peer.ask(type)
         assert answer.code == 20
         assert answer.text["name"] == "protocol"
@@ -600,6 +605,7 @@ REFUSED: dict[str, tuple[int, Refusal]] = {
     "text nested deeply": (21, decode_of(b"[" * 100_000)),
     "type unknown": (20, lambda process: message(99, None, b"", 5)),
     "type 0": (20, lambda process: message(0, None, b"", 5)),
+    "type after the last": (20, lambda process: message(RESTORE + 1, None, b"", 5)),
     "type of a reply": (20, lambda process: message(DECODE | REPLY, None, b"", 5)),
     "type of an error": (20, lambda process: message(ERROR, None, b"", 5)),
     "bundle where none belongs": (1, lambda process: message(CLEAR, None, b"abc", 5)),
@@ -1260,6 +1266,13 @@ BAD_STARTS: dict[str, tuple[list[str], int, list[str]]] = {
     "sequences too many": (["--model", "{model}", "--seqs", "100000"], 1, ["100000"]),
     "type unknown": (["--model", "{model}", "--type-k", "q2_k"], 1, ["q2_k"]),
     "flash attention": (["--model", "{model}", "--flash-attn", "maybe"], 1, ["maybe"]),
+    "state folder missing": (["--model", "{model}", "--state-dir", "{tmp}/none"], 1, ["--state-dir", "{tmp}/none"]),
+    "state folder a file": (["--model", "{model}", "--state-dir", "{tmp}/text"], 1, ["--state-dir", "{tmp}/text"]),
+    "state folder without a name": (["--model", "{model}", "--state-dir", ""], 1, ["--state-dir"]),
+    "grace of two days": (["--model", "{model}", "--session-grace", "172800"], 1, ["--session-grace", "86400"]),
+    "grace no number": (["--model", "{model}", "--session-grace", "5s"], 1, ["--session-grace", "5s"]),
+    "grace negative": (["--model", "{model}", "--session-grace", "-1"], 1, ["--session-grace", "-1"]),
+    "answers no number": (["--model", "{model}", "--keep-answers", "all"], 1, ["--keep-answers", "all"]),
     "two ends": (["--model", "{model}", "--stdio", "--socket", "{tmp}/s"], 1, ["--socket"]),
     "values need flash": (
         ["--model", "{model}", "--range", "0:1", "--type-v", "q8_0", "--flash-attn", "off"],

@@ -72,6 +72,8 @@ TESTEE = "testee"
 WORKER_SOURCES = (
     "shard_worker.cpp",
     "worker_service.cpp",
+    "worker_sessions.cpp",
+    "worker_json.cpp",
     "worker_protocol.cpp",
     "worker_engine.cpp",
     "worker_range.cpp",

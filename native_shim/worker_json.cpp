@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT
+#include "worker_json.h"
+
+namespace worker {
+
+json parse(const std::string &text) {
+    if (text.empty()) {
+        return json::object();
+    }
+    json object = json::parse(text, nullptr, false);
+    if (object.is_discarded()) {
+        fail(CODE_JSON, "the text of %zu bytes is not JSON", text.size());
+    }
+    if (!object.is_object()) {
+        fail(CODE_JSON, "the text is a JSON %s, not an object", object.type_name());
+    }
+    return object;
+}
+
+std::string shown(const json &value) {
+    std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
+    if (text.size() > 60) {
+        text.resize(57);
+        text += "...";
+    }
+    return text;
+}
+
+namespace {
+
+[[noreturn]] void fail_value(const char *key, const json &found, const std::string &expected) {
+    fail(CODE_ARGUMENT, "%s is %s, not %s", key, shown(found).c_str(), expected.c_str());
+}
+
+const json &need(const json &object, const char *key, const std::string &expected) {
+    const auto found = object.find(key);
+    if (found == object.end()) {
+        fail(CODE_ARGUMENT, "%s is missing, expected %s", key, expected.c_str());
+    }
+    return *found;
+}
+
+const char *const a_flag = "true or false";
+
+bool to_flag(const char *key, const json &value) {
+    if (!value.is_boolean()) {
+        fail_value(key, value, a_flag);
+    }
+    return value.get<bool>();
+}
+
+std::string a_number(uint64_t most) {
+    return "an integer from 0 to " + std::to_string(most);
+}
+
+uint64_t to_number(const char *key, const json &value, uint64_t most) {
+    if (!value.is_number_unsigned() || value.get<uint64_t>() > most) {
+        fail_value(key, value, a_number(most));
+    }
+    return value.get<uint64_t>();
+}
+
+int digit(char c) {
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+} // namespace
+
+bool flag(const json &object, const char *key, bool otherwise) {
+    const auto found = object.find(key);
+    return found == object.end() ? otherwise : to_flag(key, *found);
+}
+
+uint64_t number(const json &object, const char *key, uint64_t otherwise, uint64_t most) {
+    const auto found = object.find(key);
+    return found == object.end() ? otherwise : to_number(key, *found, most);
+}
+
+bool need_flag(const json &object, const char *key) {
+    return to_flag(key, need(object, key, a_flag));
+}
+
+uint64_t need_number(const json &object, const char *key, uint64_t most) {
+    return to_number(key, need(object, key, a_number(most)), most);
+}
+
+std::string need_text(const json &object, const char *key) {
+    const json &value = need(object, key, "a string");
+    if (!value.is_string()) {
+        fail_value(key, value, "a string");
+    }
+    return value.get<std::string>();
+}
+
+void need_hex(const json &object, const char *key, uint8_t *bytes, size_t size) {
+    const std::string expected = std::to_string(2 * size) + " hexadecimal digits";
+    const json &value = need(object, key, expected);
+    const std::string *text = value.get_ptr<const json::string_t *>();
+    bool good = text && text->size() == 2 * size;
+    for (size_t i = 0; good && i < size; i++) {
+        const int high = digit((*text)[2 * i]), low = digit((*text)[2 * i + 1]);
+        good = high >= 0 && low >= 0;
+        bytes[i] = good ? (uint8_t)(high << 4 | low) : 0;
+    }
+    if (!good) {
+        fail_value(key, value, expected);
+    }
+}
+
+} // namespace worker
