@@ -13,7 +13,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +50,21 @@ def logits_row(row: bytes) -> npt.NDArray[np.float32]:
     return np.frombuffer(b"".join(row_of(b"head %d" % part, row) for part in range(N_VOCAB // N_EMBD)), "<f4")
 
 
-def chain(tokens: Sequence[int], n_layer: int) -> npt.NDArray[np.float32]:
-    """Logits f32 [tokens, N_VOCAB] of a history, computed in one piece."""
+def states(tokens: Sequence[int], n_layer: int) -> list[list[bytes]]:
+    """For each position of a history each layer's value, computed in one piece."""
     before = [b""] * n_layer
-    rows = []
+    found = []
     for token in tokens:
         row = row_of(b"token %d" % token)
         for layer in range(n_layer):
             row = before[layer] = step(layer, before[layer], row)
-        rows.append(logits_row(row))
-    return np.array(rows, np.float32).reshape(-1, N_VOCAB)
+        found.append(list(before))
+    return found
+
+
+def chain(tokens: Sequence[int], n_layer: int) -> npt.NDArray[np.float32]:
+    """Logits f32 [tokens, N_VOCAB] of a history."""
+    return np.array([logits_row(rows[-1]) for rows in states(tokens, n_layer)], np.float32).reshape(-1, N_VOCAB)
 
 
 @dataclass
@@ -100,7 +105,7 @@ class FakeShard:
     """One worker process: its range, its table, its faults."""
 
     def __init__(self, model: FakeModel, layers: tuple[int, int], pid: int) -> None:
-        self.model = model
+        self.model = replace(model)  # as it was when the process began
         self.layers = layers
         self.pid = pid
         self.dead = False
@@ -491,6 +496,17 @@ class Answer:
         return self.reply
 
 
+def seen(operation: str, text: Mapping[str, Any], data: Bytes) -> tuple[Any, ...]:
+    """(operation, id, epoch, position), or ("decode", ids, start positions, tokens of the batch, outputs)."""
+    if operation != "decode":
+        return operation, text.get("session"), text.get("epoch"), text.get("position")
+    bundle = decode(data)
+    ids = tuple(bytes(row).hex() for row in np.asarray(bundle["session_ids"]))
+    starts = tuple(np.asarray(bundle["session_positions"]).tolist())
+    outputs = np.asarray(bundle["outputs"])
+    return operation, ids, starts, len(outputs), int(outputs.sum())
+
+
 #: The requests that change or use a table.
 OPERATIONS = (Type.OPEN, Type.TRUNCATE, Type.RELEASE, Type.EVICT, Type.DECODE, Type.RESTORE, Type.CLEAR)
 
@@ -523,8 +539,7 @@ class FakeWorker(Worker):
             if fault == "lose":
                 shard.lose()
             if kind in OPERATIONS:
-                told = text or {}
-                shard.seen.append((operation, told.get("session"), told.get("epoch"), told.get("position")))
+                shard.seen.append(seen(operation, text or {}, bundle))
             try:
                 if fault == "refuse":
                     raise Refused(8, "the fake was told to refuse")

@@ -240,6 +240,7 @@ class SessionPipeline:
         self._asked: dict[int, tuple[Worker, Pending]] = {}
         self._status_lock = threading.Lock()
         self._began = time.monotonic()
+        self._first_epoch = time.time_ns() // 1000
         workers: list[Worker] = []
         try:
             workers.extend(start(layers) for layers in plan)
@@ -281,8 +282,10 @@ class SessionPipeline:
     def open(self, id: bytes | None = None, *, epoch: int | None = None) -> Session:
         """A session without tokens; None: 16 random bytes. The shards hear of it when it is used.
 
-        An id that others may have used is fenced off by an ``epoch`` above theirs; absent, it is 1, or one more than
-        when this driver released it. Raises ValueError for an id of another length, PipelineError when it is open.
+        An id that others may have used is fenced off by an ``epoch`` above theirs. Absent, it is one more than when
+        this driver released the id, at least the microseconds since 1970 when the driver began: who comes later wins,
+        and no two drivers share an epoch. A random id begins with 1. Raises ValueError for an id of another length,
+        PipelineError when it is open.
         """
         if id is not None and len(id) != 16:
             raise ValueError(f"a session's id has 16 bytes, not {len(id)}")
@@ -291,7 +294,8 @@ class SessionPipeline:
             if name in self._sessions:
                 raise PipelineError(f"session {name.hex()} is open already")
             known = self._epochs.pop(name, 0)
-            session = self._sessions[name] = Session(self, name, known + 1 if epoch is None else epoch)
+            first = 1 if id is None else max(known + 1, self._first_epoch)
+            session = self._sessions[name] = Session(self, name, first if epoch is None else epoch)
             self._counts["opened"] += 1
             self._event("new", session, epoch=session.epoch)
             return session
