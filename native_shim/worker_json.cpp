@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "worker_json.h"
 
+#include <cstring>
+
 namespace worker {
 
 json parse(const std::string &text) {
@@ -60,8 +62,11 @@ uint64_t to_number(const char *key, const json &value, uint64_t most) {
     return value.get<uint64_t>();
 }
 
-int digit(char c) {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+int digit(char c) { // -1: none
+    const char *const digits = "0123456789abcdefABCDEF";
+    const char *found = c ? strchr(digits, c) : nullptr;
+    const int at = found ? (int)(found - digits) : -1;
+    return at < 16 ? at : at - 6;
 }
 
 } // namespace

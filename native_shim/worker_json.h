@@ -1,5 +1,5 @@
-// Reading the texts of requests (spec/worker-protocol.md): each look-up throws failure with the key, what was expected and
-// what was found.
+// Reading the texts of requests (spec/worker-protocol.md): each look-up throws failure with the key, what was expected
+// and what was found.
 //
 // SPDX-License-Identifier: MIT
 #pragma once

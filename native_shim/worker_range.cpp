@@ -78,9 +78,10 @@ public:
 
     session_result save(const session_request &wanted, byte_view &state) override {
         const void *data = nullptr;
-        const session_result saved = call(wanted, [&](llama_context *ctx, const auto *request, auto *result, auto *error) {
+        const auto save = [&](llama_context *ctx, const auto *request, auto *result, auto *error) {
             return llama_session_save(ctx, request, &data, &state.size, result, error);
-        });
+        };
+        const session_result saved = call(wanted, save);
         state.data = (const uint8_t *)data;
         return saved;
     }
@@ -307,8 +308,8 @@ public:
     void clear(int32_t sequence, int32_t from) override {
         const uint64_t live = sessions_->counts().live;
         if (live > 0) {
-            fail(CODE_STATE, "sequence %d cannot be cut while %llu sessions are open: they lie in sequences of their own",
-                 sequence, (unsigned long long)live);
+            fail(CODE_STATE, "sequence %d cannot be cut while %llu session%s open: they lie where the library put them",
+                 sequence, (unsigned long long)live, live == 1 ? " is" : "s are");
         }
         engine::clear(sequence, from);
     }

@@ -332,8 +332,8 @@ void service::check_output_size(byte_view bytes, const bb_bundle &head, const la
     } else {
         size = beside;
         add(n_tokens * (uint64_t)f.n_embd * sizeof(float));
-        for (const char *name : {"positions", "seq_offsets", "seq_ids", "session_ids", "session_epochs", "session_positions",
-                                 "outputs"}) {
+        for (const char *name : {"positions", "seq_offsets", "seq_ids", "outputs",
+                                 "session_ids", "session_epochs", "session_positions"}) {
             bb_tensor t;
             add(bb_tensor_find(&head, name, &t) >= 0 ? t.bytes : 0);
         }
@@ -374,8 +374,8 @@ service::reply service::decode(request &r) {
     }
     const bool under_sessions = bb_tensor_find(&head, "session_ids", nullptr) >= 0;
     if (under_sessions && r.from->minor < MINOR_SESSIONS) {
-        fail(CODE_PROTOCOL, "a session table needs version %d.%d, and hello settled on %d.%d", MAJOR, MINOR_SESSIONS, MAJOR,
-             r.from->minor);
+        fail(CODE_PROTOCOL, "a session table needs version %d.%d, and hello settled on %d.%d", MAJOR, MINOR_SESSIONS,
+             MAJOR, r.from->minor);
     }
     if (const kept_answer *again = under_sessions ? sessions_.answer_again(wishes, r.bundle) : nullptr) {
         counters_.answers_again++;

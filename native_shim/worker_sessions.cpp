@@ -176,7 +176,8 @@ state_folder::state_folder(const std::string &path) {
     }
     folder_ = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder_ < 0) {
-        fail(CODE_ARGUMENT, "--state-dir is '%s', which cannot be opened as a folder: %s", path.c_str(), strerror(errno));
+        fail(CODE_ARGUMENT, "--state-dir is '%s', which cannot be opened as a folder: %s", path.c_str(),
+             strerror(errno));
     }
 }
 
@@ -409,7 +410,8 @@ json session_service::restore(const request &r, const json &object) {
 // decode
 //
 
-const kept_answer *session_service::answer_again(const decode_wishes &wishes, const std::vector<uint8_t> &bundle) const {
+const kept_answer *session_service::answer_again(const decode_wishes &wishes,
+                                                 const std::vector<uint8_t> &bundle) const {
     return answers_.find(wishes, bundle);
 }
 

@@ -1,5 +1,5 @@
-// Sessions of a shard worker, beyond the library's table: the requests about them, who holds which, the answers that are
-// kept for a request that comes again, and the files of saved states (spec/worker-protocol.md, Sessions).
+// Sessions of a shard worker, beyond the library's table: the requests about them, who holds which, the answers that
+// are kept for a request that comes again, and the files of saved states (spec/worker-protocol.md, Sessions).
 //
 // SPDX-License-Identifier: MIT
 #pragma once
