@@ -7,9 +7,10 @@
 #   make check        ruff and mypy
 #   make patches-check where the patches apply, what later releases changed, what builds (PATCHES_ARGS="--quick --json")
 #   make bench        the codecs against their peers, side by side (BENCH_ARGS="--plot FILE --json FILE")
+#   make bench-sessions  what the session table costs, and a worker that is killed (BENCH_ARGS="--json FILE")
 #   make clean-cache  remove everything that this project put into its cache folder
 
-.PHONY: help demo test test-long check patches-check bench clean-cache
+.PHONY: help demo test test-long check patches-check bench bench-sessions clean-cache
 .DEFAULT_GOAL := help
 # One build at a time; each uses every core by itself.
 .NOTPARALLEL:
@@ -61,6 +62,9 @@ bench:
 	"$$venv" -c 'import google.protobuf, matplotlib, msgpack_numpy, pyarrow, rich, safetensors' 2>/dev/null || \
 		"$$venv" -m pip install --progress-bar off -e '.[bench]'; \
 	exec "$$venv" tests/bench/bench_codec.py $(BENCH_ARGS)
+
+bench-sessions:
+	@$(SET_UP); exec "$$venv" tests/bench/bench_sessions.py $(BENCH_ARGS)
 
 clean-cache:
 	@base=; $(FIND_PYTHON); "$$base" -I $(BOOTSTRAP) clean
