@@ -10,6 +10,7 @@ import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from boundary_bundle import Bundle
+from boundary_bundle import Bundle, decode
 from boundary_bundle.cli import describe as describe_command
+from boundary_bundle.native import NativeBuild
 from boundary_bundle.shards import (
     Batch,
     CapacityError,
     CheckedRelay,
+    LocalWorker,
     Outcome,
     PipelineError,
     Relay,
@@ -33,13 +36,17 @@ from boundary_bundle.shards import (
     SessionPipeline,
     SessionRefused,
     SessionRow,
+    Settings,
     Step,
     Worker,
     WorkerError,
+    local_workers,
+    make_plan,
+    read_model_file,
 )
 from boundary_bundle.shards.protocol import Type
 from boundary_bundle.shards.sessions import LOG_EVENTS
-from boundary_bundle.shards.worker import Bytes, refusal
+from boundary_bundle.shards.worker import Bytes, Pending, refusal
 
 IDS = [bytes([number]) * 16 for number in range(1, 12)]
 
@@ -437,8 +444,10 @@ def attempt(operation: Callable[[], object]) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("index", range(3))
-@pytest.mark.parametrize("fault", ["die", "die_after", "interrupt", "lose"])
+@pytest.mark.parametrize(
+    ("fault", "index"),
+    [("die", 0), ("die", 2), ("die_after", 1), ("die_after", 2), ("interrupt", 0), ("interrupt", 2), ("lose", 1)],
+)
 def test_one_fault_at_every_request(fault: str, index: int, tmp_path: Path) -> None:
     """A worker that ends, or a Ctrl-C, at each point of a scenario, also within a replay or a recovery."""
     for number in itertools.count(1):
@@ -1502,3 +1511,172 @@ TestAnythingUnified = AnythingUnified.TestCase
 TestAnythingUnified.settings = EXAMPLES
 TestAnythingRecurrent = AnythingRecurrent.TestCase
 TestAnythingRecurrent.settings = EXAMPLES
+
+
+# -- the same with real workers
+
+
+class Watched(LocalWorker):
+    """A child process; what changes or uses the first shard's table goes on to an unsplit worker as well."""
+
+    def __init__(self, requests: list[tuple[int, Any, bytes]], *arguments: Any) -> None:
+        self.requests = requests
+        super().__init__(*arguments)
+
+    def request(self, type: int, text: Any = None, bundle: Any = b"") -> Pending:
+        if self.layer_range[0] == 0 and type in CHANGES:
+            self.requests.append((type, text, bytes(bundle)))
+        return super().request(type, text, bundle)
+
+
+class Unsplit:
+    """All layers in one worker, to which the same is said in the same order, so that its cells lie the same way."""
+
+    def __init__(self, worker: LocalWorker) -> None:
+        self.worker = worker
+        self.requests: list[tuple[int, Any, bytes]] = []
+
+    def follow(self) -> Any:
+        """Catch up; the logits of the last batch."""
+        logits = None
+        for type, text, bundle in self.requests:
+            if type == Type.DECODE:
+                text = {"logits": True, "sample": False}
+            try:
+                reply = self.worker.request(type, text, bundle).result()
+            except SessionRefused:
+                continue
+            if type == Type.DECODE:
+                logits = np.array(decode(reply.bundle)["logits"], np.float32)
+        self.requests.clear()
+        return logits
+
+
+SMALL = Settings(threads=1, ctx=1024, batch=16, ubatch=8, seqs=4)
+
+
+@pytest.mark.shards
+@pytest.mark.parametrize(
+    ("variant", "cuts", "unified"), [("tied", [2, 5], False), ("gqa", [1, 2, 6], False), ("untied", [3], True)]
+)
+def test_real_workers_give_the_bits_of_an_unsplit_one(
+    patched_build: NativeBuild, tiny: dict[str, Path], tmp_path: Path, variant: str, cuts: list[int], unified: bool
+) -> None:
+    """Interleaved sessions with truncations, evictions, files and kills; every logit of every batch, by its bits."""
+    path, random = tiny[variant], np.random.default_rng(len(cuts))
+    program = patched_build.worker
+    n_layer = read_model_file(path).n_layer
+    chosen = replace(SMALL, kv_unified=unified, ctx=256 if unified else 1024)
+    with LocalWorker(program, path, (0, n_layer), chosen) as worker:
+        unsplit = Unsplit(worker)
+
+        def start(layers: tuple[int, int]) -> Worker:
+            return Watched(unsplit.requests, program, path, layers, chosen, (), 120.0, tmp_path)
+
+        with SessionPipeline(start, make_plan(n_layer, cuts), relay=CheckedRelay(), state_dir=tmp_path) as pipeline:
+            n_vocab = pipeline.model.n_vocab
+            sessions = [pipeline.open(id) for id in IDS[:7]]
+            truth: dict[bytes, list[int]] = {session.id: [] for session in sessions}
+            for _ in range(150):
+                session = sessions[random.integers(7)]
+                history = truth[session.id]
+                what = random.choice(
+                    ["go", "truncate", "release", "evict", "kill", "clear"], p=[0.7, 0.1, 0.05, 0.07, 0.05, 0.03]
+                )
+                if what == "go" and len(history) < 100:
+                    several = [session, *(sessions[k] for k in random.integers(7, size=random.integers(3)))]
+                    items = [
+                        (several[k], int(random.integers(3, n_vocab)), bool(random.random() < 0.7))
+                        for k in random.integers(len(several), size=random.integers(1, 16))
+                    ]
+                    items[-1] = (*items[-1][:2], True)
+                    step = pipeline.decode(items, logits=True)
+                    for one, token, _ in items:
+                        truth[one.id].append(token)
+                    assert same_bits(step.logits, unsplit.follow())
+                elif what == "release":
+                    session.release()
+                    sessions[sessions.index(session)] = pipeline.open(session.id)
+                    truth[session.id] = []
+                elif what == "evict":
+                    pipeline.evict()
+                elif what == "kill":
+                    victim = pipeline.workers[random.integers(len(cuts) + 1)]
+                    assert isinstance(victim, LocalWorker)
+                    victim.kill()
+                elif what == "clear":
+                    pipeline.clear()
+                else:
+                    session.truncate(len(history) // 3)
+                    del history[len(history) // 3 :]
+                assert {one.id: one.tokens for one in sessions} == truth
+            status = pipeline.status()
+            assert status["replays"] > 10
+            assert status["restarts"] > 2
+            assert status["evictions"] > 10
+
+
+@pytest.mark.shards
+def test_a_real_session_is_saved_and_restored(
+    patched_build: NativeBuild, tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    """By other processes, without a replay, and with the bits of the session that went on."""
+    start = local_workers(patched_build.worker, tiny["tied"], SMALL, state_dir=tmp_path)
+    plan, tokens = make_plan(7, [2, 5]), np.random.default_rng(1).integers(3, 320, 50).tolist()
+    with SessionPipeline(start, plan, state_dir=tmp_path) as pipeline:
+        session = pipeline.open(IDS[0])
+        session.extend(tokens[:40])
+        session.save("kept")
+        expected = session.extend(tokens[40:], outputs="all", logits=True).logits
+    with SessionPipeline(start, plan, state_dir=tmp_path) as pipeline:
+        session = pipeline.open(IDS[0])
+        session.restore("kept")
+        assert same_bits(session.extend(tokens[40:], outputs="all", logits=True).logits, expected)
+        assert pipeline.status()["replays"] == 0
+        file = tmp_path / "kept.2-5.bundle"
+        file.write_bytes(file.read_bytes()[:-9])
+        with pytest.raises(WorkerError) as caught:
+            session.restore("kept")
+        assert caught.value.name == "bundle"
+        assert (session.tokens, session.hot) == (tokens, False)
+        session.extend([5])
+
+
+@pytest.mark.shards
+def test_real_workers_under_a_ctrl_c(
+    patched_build: NativeBuild, tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a shard owes its answer: the answer comes later, and belongs to nobody."""
+    start = local_workers(patched_build.worker, tiny["tied"], SMALL)
+    with SessionPipeline(start, make_plan(7, [2, 5])) as pipeline:
+        session = pipeline.open()
+        tokens = np.random.default_rng(1).integers(3, 320, 40).tolist()
+        session.extend(tokens)
+        pipeline.clear()
+        expected = session.extend([7], logits=True).logits
+        session.truncate(40)
+        wait = LocalWorker._await
+        left = 0
+
+        def interrupt(self: LocalWorker, pending: Any, timeout: float | None) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+            wait(self, pending, timeout)
+
+        def go_on() -> None:
+            while True:
+                session.extend([7])
+                session.truncate(40)
+
+        monkeypatch.setattr(LocalWorker, "_await", interrupt)
+        for left in range(1, 8):  # noqa: B007 - interrupt() counts it down
+            with pytest.raises(KeyboardInterrupt):
+                go_on()
+            assert not session.hot
+            session.truncate(40)
+            assert session.tokens == tokens
+            assert same_bits(session.extend([7], logits=True).logits, expected)
+            session.truncate(40)
+        assert pipeline.status()["restarts"] == 0
