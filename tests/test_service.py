@@ -7,7 +7,9 @@ clients or does not live as long as promised, a message that breaks the service,
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import itertools
 import json
 import os
 import socket
@@ -21,12 +23,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_shards import Cluster, FakeModel, FakeShard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from boundary_bundle.shards import CapacityError, Outcome, PipelineError, SessionRefused, Step, WorkerError
+from boundary_bundle.shards import (
+    CapacityError,
+    Outcome,
+    PipelineError,
+    SessionPipeline,
+    SessionRefused,
+    Step,
+    WorkerError,
+)
 from boundary_bundle.shards import service_protocol as protocol
 from boundary_bundle.shards.client import Client, ServiceError
+from boundary_bundle.shards.protocol import Type as WorkerType
 from boundary_bundle.shards.service import Address, AddressError, Limits, Service
 from boundary_bundle.shards.service_protocol import Type
 
@@ -128,7 +140,7 @@ class Stub:
 
 
 @contextlib.contextmanager
-def serving(tmp_path: Path, stub: Stub | None = None, *, when_full: str = "evict", **limits: Any) -> Iterator[Path]:
+def serving(tmp_path: Path, stub: Any = None, *, when_full: str = "evict", **limits: Any) -> Iterator[Path]:
     pipeline: Any = stub or Stub()
     lines: list[str] = []
     path = tmp_path / "socket"
@@ -596,6 +608,130 @@ def test_a_wait_ends_with_its_client_and_with_the_service(tmp_path: Path) -> Non
     thread.join()
     assert failures[0] == "lost"
     assert failures[1] in ("lost", "closing")
+
+
+# Over the session pipeline
+
+
+@contextlib.contextmanager
+def clustered(tmp_path: Path, cluster: Cluster, *, when_full: str = "evict", **limits: Any) -> Iterator[Path]:
+    """The service over the real session pipeline, on shards that are plain Python."""
+    room = "evict" if when_full == "evict" else "refuse"
+    with (
+        SessionPipeline(cluster.start, cluster.plan, when_full=room) as pipeline,
+        serving(tmp_path, pipeline, when_full=when_full, **limits) as path,
+    ):
+        yield path
+
+
+def greedy(cluster: Cluster, prompt: Sequence[int], count: int) -> list[int]:
+    history = list(prompt)
+    for _ in range(count):
+        history.append(int(cluster.expected(history)[-1].argmax()))
+    return history[len(prompt) :]
+
+
+def together(*works: Callable[[], None]) -> None:
+    """Run them side by side; the first failure of one is that of all."""
+    failures: list[BaseException] = []
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+@pytest.mark.parametrize("fault", ["die", "die_after", "lose"])
+def test_workers_that_die_are_a_delay(fault: str, tmp_path: Path) -> None:
+    """A client that sees another text, or an error, because a worker was lost while it or another one generated."""
+    cluster = Cluster(FakeModel(slots=3))
+
+    def prepare(shard: FakeShard) -> None:
+        left = itertools.count(20 + 7 * (shard.pid % 5), -1)
+        shard.fault = lambda shard, kind: fault if kind == WorkerType.DECODE and next(left) == 0 else None
+
+    cluster.prepare = prepare
+
+    def work(path: Path, seed: int) -> None:
+        prompt = [seed, 3, 5, *range(seed)]
+        with Client(path) as client, client.open() as session:
+            wanted = greedy(cluster, prompt, 12)
+            assert list(session.generate(prompt, 12, stop=())) == wanted
+            session.truncate(5)
+            whole = [*prompt, *wanted][:5]
+            assert list(session.generate([7], 6, stop=())) == greedy(cluster, [*whole, 7], 6)
+
+    with clustered(tmp_path, cluster) as path, Client(path) as witness:
+        together(*(functools.partial(work, path, seed) for seed in range(6)))
+        status = witness.status()
+    assert status["evictions"] > 0
+    assert status["replays"] > 0
+    assert (status["restarts"] if fault != "lose" else status["resets"]) >= 3
+    assert status["sessions"] == []
+
+
+def test_a_worker_that_cannot_be_started_again(tmp_path: Path) -> None:
+    """A client that waits for ever, or a service that does not come back when the worker can be started after all."""
+    cluster = Cluster()
+    with clustered(tmp_path, cluster) as path, Client(path) as client:
+        session = client.open()
+        session.extend([1, 2, 3])
+
+        def prepare(shard: FakeShard) -> None:
+            shard.fault = lambda shard, kind: "die"
+
+        cluster.prepare = prepare
+        cluster[1].die()
+        with pytest.raises(ServiceError, match="the fake is dead") as caught:
+            session.extend([4])
+        assert (caught.value.name, caught.value.shard, caught.value.position) == ("worker", (2, 4), 3)
+        assert [shard["alive"] for shard in client.status()["shards"]] == [True, False, True]
+        cluster.prepare = lambda shard: None
+        assert session.extend([4]) == [int(cluster.expected([1, 2, 3, 4])[-1].argmax())]
+
+
+def test_sessions_of_more_clients_than_places(tmp_path: Path) -> None:
+    cluster = Cluster(FakeModel(slots=2))
+    with clustered(tmp_path, cluster, when_full="refuse") as path, Client(path) as client:
+        one, two, three = client.open(), client.open(), client.open()
+        one.extend([1])
+        two.extend([2])
+        with pytest.raises(ServiceError, match="there is no room now: all 2 sequences are taken") as caught:
+            three.extend([3, 4])
+        assert (caught.value.name, caught.value.outcome) == ("full", "full")
+        told = {session["id"]: session for session in client.status()["sessions"]}
+        assert [told[each.id.hex()]["hot"] for each in (one, two, three)] == [True, True, False]
+        assert [told[each.id.hex()]["clients"] for each in (one, two, three)] == [1, 1, 1]
+        one.release()
+        assert three.extend([3, 4]) == [int(cluster.expected([3, 4])[-1].argmax())]
+        with pytest.raises(ServiceError, match="65 positions do not fit a session of 64") as caught:
+            three.extend([1] * 63)
+        assert caught.value.name == "limit"
+        assert three.extend([1] * 62) != []
+    cluster = Cluster(FakeModel(slots=2))
+    with clustered(tmp_path, cluster, when_full="wait", wait=3600) as path, Client(path) as client:
+        one, two, three = client.open(), client.open(), client.open()
+        one.extend([1])
+        two.extend([2])
+        found: list[int] = []
+        with Client(path) as other:
+            waiting = other.open(three.id)
+
+            def release() -> None:
+                until(lambda: client.status()["service"]["requests"] > 10)
+                two.release()
+
+            together(lambda: found.extend(waiting.extend([3, 4])), release)
+        assert found == [int(cluster.expected([3, 4])[-1].argmax())]
 
 
 # Errors

@@ -141,7 +141,7 @@ PAGES: Final[dict[str, Page]] = {
                 "columns",
                 "compute is the shard's share of the time that all shards compute, busy the part of the time in "
                 "which it does. A session is hot while the shards hold it; a cold one is computed again when it is "
-                "used. epoch counts how often the shards had to begin it anew.",
+                "used. epoch is by how much it has risen since the session was opened: the shards had to begin anew.",
             ),
         ),
         ("serve",),

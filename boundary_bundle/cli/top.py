@@ -178,7 +178,7 @@ def _tables(look: Mapping[str, Any]) -> Iterator[Table]:
         rows.append(
             [
                 session["id"][:_SHORT],
-                f"{session['epoch']}",
+                f"+{session['epochs']}",
                 f"{session['position']:,}",
                 "-" if size is None else f"{size:,}",
                 "hot" if session["hot"] else "cold",

@@ -60,7 +60,7 @@ class _Lost(Exception):
 class ClientSession:
     """A session that this client holds; made by :meth:`Client.open`. At the end of a ``with`` it is released.
 
-    ``position`` is the number of tokens that it has had, ``epoch`` how often the shards had to begin it anew.
+    ``position`` is the number of tokens that it has; ``epoch`` rises when the shards have to begin anew with it.
     """
 
     def __init__(self, client: Client, id: bytes, opened: Mapping[str, Any]) -> None:

@@ -224,10 +224,11 @@ class _Work:
 
 @dataclass(eq=False)
 class _Entry:
-    """A session as the service keeps it. ``lock`` is held while one of its requests runs."""
+    """A session as the service keeps it, with its first epoch. ``lock`` is held while one of its requests runs."""
 
     session: Session
     incarnation: str
+    epoch: int
     work: _Work | None = None
     holders: set[_Connection] = field(default_factory=set)
     expires: float | None = None
@@ -535,7 +536,7 @@ class Service:
                     raise _Refusal(4, f"there are {self.limits.sessions:,} sessions already")
                 with self._turns:
                     session = self._pipeline.open(name)
-                entry = self._entries[name] = _Entry(session, secrets.token_hex(8))
+                entry = self._entries[name] = _Entry(session, secrets.token_hex(8), session.epoch)
             entry.holders.add(connection)
             entry.expires = None
             connection.held[name] = entry
@@ -731,16 +732,18 @@ class Service:
         now = time.monotonic()
         with self._table:
             connections = len(self._connections)
-            entries = {name.hex(): (len(entry.holders), entry.began) for name, entry in self._entries.items()}
+            entries = {name.hex(): (entry, len(entry.holders)) for name, entry in self._entries.items()}
         for shard, described in zip(found["shards"], self._pipeline.shards, strict=True):
             shard["weight_bytes"] = described.weight_bytes
         for session in found["sessions"]:
-            holders, began = entries.get(session["id"], (0, now))
             known = [table[session["id"]] for table in tables if session["id"] in table]
             # Keys, values and states on all shards together; None until each of them has said it.
             complete = len(known) == len(found["shards"])
             session["kv_bytes"] = sum(known) if complete else None if session["hot"] else 0
-            session |= {"clients": holders, "age": round(now - began, 3)}
+            entry, holders = entries.get(session["id"], (None, 0))
+            session["clients"] = holders
+            session["age"] = 0.0 if entry is None else round(now - entry.began, 3)
+            session["epochs"] = 0 if entry is None else session["epoch"] - entry.epoch
         return {
             "service": {
                 "pid": os.getpid(),
