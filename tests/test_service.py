@@ -1022,6 +1022,21 @@ def test_the_socket_of_another_server_is_left(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_a_service_that_is_only_just_started(tmp_path: Path) -> None:
+    """A client that gives up before its time."""
+    found: list[int] = []
+
+    def work() -> None:
+        with Client(tmp_path / "socket", wait=PATIENCE) as client:
+            found.extend(client.tokenize(""))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    with serving(tmp_path):
+        thread.join()
+    assert found == [1]
+
+
 def test_there_is_no_service(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match=f"no service at {tmp_path}/socket: No such file"):
         Client(tmp_path / "socket")

@@ -102,8 +102,10 @@ def _signals(ending: _Ending) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+        # Who asked once and asks again would otherwise break off what is left of the way out.
+        if not ending.asked:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
 
 
 def serve(options: argparse.Namespace) -> int:

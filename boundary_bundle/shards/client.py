@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,8 @@ __all__ = ["Client", "ClientSession", "ServiceError"]
 
 #: Seconds to wait for an answer: others may be served before, and what was lost may have to be computed again.
 TIMEOUT: Final = 600.0
+#: Seconds between two looks for a service that is not there yet.
+_LOOK_AGAIN: Final = 0.05
 
 
 class ServiceError(Exception):
@@ -142,13 +145,19 @@ class Client:
     """A connection to a service on this machine. Raises ServiceError when there is none.
 
     ``path`` is its socket, by default the one that ``boundary-bundle serve`` takes by default. ``timeout`` limits the
-    wait for each answer, in seconds; None waits for ever. A connection that is lost is made once more, with the
+    wait for each answer, in seconds; None waits for ever. For ``wait`` seconds a service is looked for that may only
+    just have been started. A connection that is lost is made once more, with the
     sessions that are open, and the request is repeated, unless ``reconnect`` is False: the service does not run it
     twice. May be used by several threads; one request is under way at a time.
     """
 
     def __init__(
-        self, path: Path | str | None = None, *, timeout: float | None = TIMEOUT, reconnect: bool = True
+        self,
+        path: Path | str | None = None,
+        *,
+        timeout: float | None = TIMEOUT,
+        reconnect: bool = True,
+        wait: float = 0.0,
     ) -> None:
         self.path = default_socket() if path is None else Path(path)
         #: What hello said of the model: architecture, n_layer, n_vocab, n_batch, positions (of one session),
@@ -163,11 +172,15 @@ class Client:
         self._pieces: dict[int, bytes] = {}
         self._socket: socket.socket | None = None
         self._closed = False
+        deadline = time.monotonic() + wait
         with self._lock:
-            try:
-                self._connect()
-            except _Lost as error:
-                raise ServiceError(0, "lost", str(error), "connect") from None
+            while self._socket is None:
+                try:
+                    self._connect()
+                except _Lost as error:
+                    if time.monotonic() >= deadline:
+                        raise ServiceError(0, "lost", str(error), "connect") from None
+                    time.sleep(_LOOK_AGAIN)
 
     def open(self, id: bytes | None = None) -> ClientSession:
         """The session of this id (16 bytes; absent: new ones), as it is or begun. Raises ServiceError."""
