@@ -82,9 +82,6 @@ const kept_answer *kept_answers::find(const decode_wishes &wishes, const std::ve
 }
 
 void kept_answers::keep(kept_answer answer) {
-    if (!fits(answer.bytes)) {
-        return;
-    }
     while (!answers_.empty() && bytes_ + answer.bytes > max_bytes_) {
         drop(answers_.begin());
     }

@@ -75,7 +75,7 @@ public:
 
     const kept_answer *find(const decode_wishes &wishes, const std::vector<uint8_t> &request) const;
     bool fits(uint64_t bytes) const { return bytes <= max_bytes_; }
-    void keep(kept_answer answer); // in place of older ones of its sessions; the oldest make room
+    void keep(kept_answer answer); // that fits; older ones of its sessions are forgotten already, the oldest make room
     void moved(const session_id &id, uint64_t epoch, int64_t n_pos); // or not: that is where it stands now
     void forget(const session_id &id);
     void forget_all();
