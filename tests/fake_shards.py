@@ -127,7 +127,8 @@ class FakeShard:
     def lose(self, id: bytes | None = None) -> None:
         """Lose the state of one session, or of all, as a computation that fails does."""
         for name in list(self.live) if id is None else [id]:
-            self._forget(self.live.pop(name), released=False)
+            if name in self.live:
+                self._forget(self.live.pop(name), released=False)
 
     def slots(self) -> dict[int, bytes]:
         return {entry.slot: entry.id for entry in self.live.values()}

@@ -32,6 +32,7 @@ from boundary_bundle.shards import (
     Outcome,
     PipelineError,
     Relay,
+    Reply,
     Session,
     SessionPipeline,
     SessionRefused,
@@ -805,6 +806,38 @@ def test_slots_that_another_driver_has_taken(cluster: Cluster, policy: str) -> N
             extend(cluster, session, [2])
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_worker_that_is_lost_while_room_is_made(number: int) -> None:
+    """For a batch that a shard has refused as it has no cells left: one thing goes wrong while another is put right."""
+    cluster = Cluster(FakeModel(slots=4, positions=32, kv_unified=True))
+    with driver(cluster) as pipeline:
+        sessions = [pipeline.open() for _ in range(3)]
+        for session in sessions[:2]:
+            extend(cluster, session, range(14))
+        extend(cluster, sessions[2], range(3))
+        cluster[1].fault = On("die", number)
+        extend(cluster, sessions[2], range(5))
+        assert pipeline.status()["restarts"] == 1
+
+
+def test_slots_that_another_driver_has_pinned(cluster: Cluster) -> None:
+    """They are not taken, and yet may be free one day."""
+    with driver(cluster) as rival, driver(cluster) as pipeline:
+        theirs = [rival.open() for _ in range(4)]
+        for session in theirs:
+            extend(cluster, session, [1])
+            for shard in cluster:
+                FakeWorker(shard).pin_session(session.id, session.epoch)
+        ours = pipeline.open()
+        with pytest.raises(CapacityError) as caught:
+            ours.extend([1])
+        assert not caught.value.never
+        for shard in cluster:
+            FakeWorker(shard).pin_session(theirs[2].id, theirs[2].epoch, False)
+        extend(cluster, ours, [1])
+        assert theirs[2].id not in cluster[0].live
+
+
 # -- threads
 
 
@@ -1158,6 +1191,10 @@ def test_status_does_not_wait_for_a_worker_that_computes(cluster: Cluster, monke
         for _ in range(3):
             assert [shard["kv_bytes"] for shard in pipeline.status()["shards"]] == [500] * 3
         assert len(asked) == 3
+        # It comes at last.
+        monkeypatch.setattr(Silent, "done", lambda self: True)
+        monkeypatch.setattr(Silent, "result", lambda self, timeout=None: Reply({"kv_bytes": 7}, memoryview(b"")))
+        assert [shard["kv_bytes"] for shard in pipeline.status()["shards"]] == [7] * 3
         # Nor for the lock.
         with pipeline._lock:
             thread = threading.Thread(target=pipeline.status)
@@ -1337,8 +1374,9 @@ class Anything(RuleBasedStateMachine):
         try:
             operation()
         except (KeyboardInterrupt, WorkerError):
-            assert self.fired
-            return False
+            if self.fired:
+                return False
+            raise
         return True
 
     def extend(self, id: bytes, tokens: list[int]) -> None:

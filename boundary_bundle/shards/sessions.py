@@ -35,6 +35,7 @@ from .worker import (
     Pending,
     Recipe,
     Reply,
+    SessionInfo,
     SessionRefused,
     Settings,
     Worker,
@@ -602,11 +603,21 @@ class SessionPipeline:
                     if not session._hot:
                         self._heat(session)
                 return action()
-            except SessionRefused as error:
-                self._heal(error, sessions, call)
             except WorkerError as error:
-                if error.code != 0 or call.exhausted:
-                    raise
+                self._retry(error, sessions, call)
+
+    def _retry(self, error: WorkerError, sessions: Sequence[Session], call: _Call) -> None:
+        """Raises ``error`` if it is of no use to try again."""
+        if isinstance(error, SessionRefused):
+            try:
+                self._heal(error, sessions, call)
+                return
+            except SessionRefused:
+                raise
+            except WorkerError as meanwhile:
+                error = meanwhile
+        if error.code != 0 or call.exhausted:
+            raise error
 
     def _heal(self, error: SessionRefused, sessions: Sequence[Session], call: _Call) -> None:
         """Put right what a refusal says, or raise it."""
@@ -710,14 +721,16 @@ class SessionPipeline:
             if oldest is not None:
                 self._evict(oldest, "room")
                 return
-        foreign = None if refused is None else self._foreign(refused)
-        if foreign is not None and self.when_full == "evict":
-            self._each(Type.EVICT, {"session": foreign.hex()})
-            self._counts["evictions"] += 1
-            self._event("evict", why="room", foreign=foreign.hex())
-            return
+        foreign = [] if refused is None else self._foreign(refused)
+        if self.when_full == "evict":
+            for entry in foreign:
+                if not entry.pinned:
+                    self._each(Type.EVICT, {"session": entry.id.hex()})
+                    self._counts["evictions"] += 1
+                    self._event("evict", why="room", foreign=entry.id.hex())
+                    return
         message = f"all {self.slots} sequences are taken" if refused is None else refused.message
-        if not others and foreign is None:
+        if not others and not foreign:
             raise CapacityError(f"what was asked for does not fit by itself: {message}", never=True)
         left = call.deadline - time.monotonic()
         if self.when_full != "wait" or left <= 0:
@@ -732,20 +745,16 @@ class SessionPipeline:
         if self._closed:
             raise PipelineError("the pipeline has been closed")
 
-    def _foreign(self, refused: SessionRefused) -> bytes | None:
-        """The session of another driver that the shard has not used for longest and may give up."""
+    def _foreign(self, refused: SessionRefused) -> list[SessionInfo]:
+        """The sessions of others on the shard that is full, the least recently used first."""
         index = next((k for k, layers in enumerate(self.plan) if layers == refused.layer_range), 0)
-        worker = self._pipeline.workers[index]
         try:
-            table = worker.sessions()
+            table = self._pipeline.workers[index].sessions()
         except WorkerError as error:
             if error.code == 0:
                 self._lose(index, error)
             raise
-        for entry in reversed(table.sessions):
-            if entry.state == "live" and not entry.pinned and entry.id not in self._present:
-                return entry.id
-        return None
+        return [entry for entry in reversed(table.sessions) if entry.state == "live" and entry.id not in self._present]
 
     def _evict(self, session: Session, why: str) -> None:
         session._hot = False
@@ -963,11 +972,8 @@ class SessionPipeline:
                     self._make_room([session], call)
                     self._restore_now(session, name, len(tokens))
                     break
-                except SessionRefused as error:
-                    self._heal(error, [session], call)
                 except WorkerError as error:
-                    if error.code != 0 or call.exhausted:
-                        raise
+                    self._retry(error, [session], call)
             session.tokens[:] = tokens
             session._hot = True
             session._used = time.monotonic()
@@ -1006,10 +1012,11 @@ class SessionPipeline:
             if asked is None or asked[0] is not worker:
                 continue
             with contextlib.suppress(WorkerError):
-                self._statistics[index] = asked[1].result(max(0.0, deadline - time.monotonic())).text
-            with contextlib.suppress(WorkerError):
-                if asked[1].done():
-                    del self._asked[index]
+                asked[1].result(max(0.0, deadline - time.monotonic()))
+            if asked[1].done():
+                del self._asked[index]
+                with contextlib.suppress(WorkerError):
+                    self._statistics[index] = asked[1].result().text
         return [
             {
                 "range": list(self.plan.ranges[index]),
