@@ -237,6 +237,7 @@ std::vector<setting> read_plan(const char *path) {
         p.type_k = type_of(in.word());
         in.expect("type_v");
         p.type_v = type_of(in.word());
+        p.swa_full = in.field("swa_full", 0, 1);
         p.embeddings = s.embeddings = in.field("embeddings", 0, 1);
         p.pooling_type = s.embeddings ? LLAMA_POOLING_TYPE_NONE : LLAMA_POOLING_TYPE_UNSPECIFIED;
         p.n_threads = p.n_threads_batch = 1;

@@ -40,13 +40,14 @@ from boundary_bundle.native.build import CERTIFY
 ROOT = Path(__file__).resolve().parents[1]
 PLAIN = Traits(memory=True, n_vocab=320, n_ctx_train=2048)
 LATENT = Traits(memory=True, n_vocab=320, n_ctx_train=2048, latent=True)
+WINDOW = Traits(memory=True, n_vocab=320, n_ctx_train=2048, window=True)
 WITHOUT_MEMORY = Traits(memory=False, n_vocab=320, n_ctx_train=2048, whole=True)
 
 
 # -- settings
 
 
-@pytest.mark.parametrize("traits", [PLAIN, LATENT, WITHOUT_MEMORY], ids=["memory", "latent", "without"])
+@pytest.mark.parametrize("traits", [PLAIN, LATENT, WINDOW, WITHOUT_MEMORY], ids=["memory", "latent", "window", "without"])
 def test_every_legal_pair_of_values_is_met(traits: Traits) -> None:
     """By the definition, from all settings, and not by what the covering array says of itself."""
     ruled = rules(traits)
@@ -65,11 +66,13 @@ def test_every_legal_pair_of_values_is_met(traits: Traits) -> None:
 
 
 def test_only_quantised_values_without_flash_attention_are_ruled_out() -> None:
-    assert [entry.combination for entry in rules(PLAIN)] == [combination(types="q8_0-q8_0", flash="off")]
+    plain = {entry.combination for entry in rules(PLAIN)}
+    assert plain == {combination(types="q8_0-q8_0", flash="off"), combination(window="moving")}
+    assert plain - {entry.combination for entry in rules(WINDOW)} == {combination(window="moving")}
     latent = {entry.combination for entry in rules(LATENT)} - {entry.combination for entry in rules(PLAIN)}
     assert latent == {combination(types="q8_0-f16", flash="off")}
-    ruled_out = [one for one in ALL_SETTINGS if one.meets(combination(types="q8_0-q8_0", flash="off"))]
-    assert len(ALL_SETTINGS) - len(ruled_out) == len(Covering(rules(PLAIN))._legal)
+    left = [one for one in ALL_SETTINGS if not any(one.meets(entry) for entry in plain)]
+    assert left == list(Covering(rules(PLAIN))._legal)
 
 
 def run_against(refused: tuple[tuple[str, str], ...]) -> Covering:

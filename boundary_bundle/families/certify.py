@@ -262,6 +262,7 @@ class _Certification:
             whole=not model.remembers or model.attention == "full",
             encode=encode,
             latent=model.head_size_k != model.head_size_v,
+            window=model.memory in ("iswa", "hybrid_iswa"),
         )
 
     def _n_ctx_train(self) -> int:
@@ -459,6 +460,7 @@ def _plain_settings(entry: Illegal) -> list[Setting]:
         "types": "f16-f16",
         "outputs": "all",
         "context": "short",
+        "window": "whole",
     }
     return [Setting(**{**base, **values})]
 

@@ -1,4 +1,4 @@
-"""The settings that a certification runs: a covering array over seven factors, and the batches of each.
+"""The settings that a certification runs: a covering array over eight factors, and the batches of each.
 
 Every legal pair of values of two factors is met by at least one setting (:class:`Covering`). What is illegal is found
 by asking the unpatched library: a value or a pair that it refuses in every setting tried is listed with its reason, and
@@ -34,6 +34,8 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "outputs": ("all", "last", "scattered"),
     # About 50 positions with micro-batches of 8, or 524 with micro-batches of 64.
     "context": ("short", "long"),
+    # Of a cache for layers with a sliding window: every position, or the last ones.
+    "window": ("whole", "moving"),
 }
 
 #: Steps of one token a sequence after the batches.
@@ -60,12 +62,14 @@ class Setting:
     types: str
     outputs: str
     context: str
+    window: str
 
     @property
     def name(self) -> str:
-        """One word, such as ``b3u+1.s2.split.flash.q8_0-f16.last.long``."""
+        """One word, such as ``b3u+1.s2.split.flash.q8_0-f16.last.long``; with a window that moves, ``.moving`` behind."""
         flash = "flash" if self.flash == "on" else "plain"
-        return f"b{self.batch}.s{self.sequences}.{self.kv}.{flash}.{self.types}.{self.outputs}.{self.context}"
+        name = f"b{self.batch}.s{self.sequences}.{self.kv}.{flash}.{self.types}.{self.outputs}.{self.context}"
+        return name if self.window == "whole" else f"{name}.{self.window}"
 
     def values(self) -> tuple[tuple[str, str], ...]:
         return tuple((entry.name, getattr(self, entry.name)) for entry in fields(self))
@@ -91,7 +95,8 @@ class Illegal:
 class Traits:
     """What decides about settings.
 
-    ``whole``: attention goes both ways, so that a batch is one micro-batch. ``encode``: batches go through llama_encode
+    ``whole``: attention goes both ways, so that a batch is one micro-batch. ``window``: layers with a sliding window have
+    a cache of their own. ``encode``: batches go through llama_encode
     (``all``), or one does before the others (``first``), or none (``none``). ``latent``: values are a part of the keys.
     """
 
@@ -102,6 +107,7 @@ class Traits:
     whole: bool = False
     encode: str = "none"
     latent: bool = False
+    window: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,8 @@ def rules(traits: Traits) -> list[Illegal]:
         reason = "embeddings come" if traits.embeddings else "a graph without memory gives rows"
         reason += " for every token"
         found += [Illegal(combination(outputs=which), reason) for which in ("last", "scattered")]
+    if not traits.window:
+        found.append(Illegal(combination(window="moving"), "no layer has a cache for a sliding window"))
     if traits.memory:
         if traits.latent:
             reason = "without flash attention upstream transposes values that are part of quantised keys, byte by byte"
@@ -408,14 +416,14 @@ def _lengths(context: str, count: int) -> list[int]:
 
 
 def _interleave(lengths: Sequence[int], random: np.random.Generator) -> list[tuple[int, int]]:
-    """(sequence, position) of every token: short uneven runs, so that all sequences meet in one batch."""
+    """(sequence, position) of every token: runs of one or two, so that sequences meet and part within a batch."""
     left = np.array(lengths)
     stream: list[tuple[int, int]] = []
     while left.sum():
         # The square root lets short sequences last almost as long as their share allows, not ending them at once.
         weights = np.sqrt(left) * (left > 0)
         sequence = int(random.choice(len(left), p=weights / weights.sum()))
-        for _ in range(min(int(left[sequence]), int(random.integers(1, 4)))):
+        for _ in range(min(int(left[sequence]), int(random.integers(1, 3)))):
             stream.append((sequence, int(lengths[sequence] - left[sequence])))
             left[sequence] -= 1
     return stream
@@ -453,7 +461,7 @@ def plan_text(runs: Iterable[Run], *, refuse: Mapping[str, bool] | None = None, 
         lines.append(
             f"setting {setting.name} ctx {run.n_ctx} batch {run.n_batch} ubatch {run.n_ubatch} "
             f"seqs {setting.sequences} unified {int(setting.kv == 'unified')} flash {int(setting.flash == 'on')} "
-            f"type_k {type_k} type_v {type_v} embeddings {int(run.embeddings)} "
+            f"type_k {type_k} type_v {type_v} swa_full {int(setting.window == 'whole')} embeddings {int(run.embeddings)} "
             f"refuse {int((refuse or {}).get(setting.name, False))} dump {int(setting.name == dump)} "
             f"batches {len(run.batches)}"
         )
