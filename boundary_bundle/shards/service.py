@@ -37,6 +37,9 @@ _SOFTWARE: Final = "boundary-bundle"
 _CLOSE_GRACE: Final = 5.0
 #: Seconds that a status waits for workers that compute; then it has what they said last.
 _STATUS_WAIT: Final = 0.2
+#: Seconds after which a request that waits for room looks again: its client may have left, a worker's loss may have
+#: made room.
+_LOOK_AGAIN: Final = 0.5
 #: How many of the pipeline's events a status has.
 _EVENTS: Final = 10
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -324,7 +327,9 @@ class Service:
         self._log = log or (lambda line: None)
         self._model = _model_of(pipeline)
         self._turns = _Turns()
-        # Order of the locks: that of an entry, the table's, a turn, the pipeline's.
+        # Order of the locks: that of an entry, that of opening and releasing, a turn, the pipeline's. The table's is
+        # held for a moment only, and nothing else within it.
+        self._opening = threading.Lock()
         self._table = threading.Lock()
         self._entries: dict[bytes, _Entry] = {}
         self._expiry = threading.Condition(self._table)
@@ -336,7 +341,7 @@ class Service:
         self._asked: dict[int, tuple[Worker, Pending]] = {}
         self._tables: dict[int, dict[str, int]] = {}
         self._began = time.monotonic()
-        self._requests = self._errors = self._tokens = 0
+        self._counts = {"requests": 0, "errors": 0, "tokens": 0}
         self._stopping = False
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
@@ -388,8 +393,12 @@ class Service:
                 accepted.setblocking(False)
                 accepted.send(_packed_error(0, _described(7, cause, "connect")))
             accepted.close()
-        else:
+            return
+        try:
             thread.start()
+        except RuntimeError as error:  # no more threads are to be had
+            self._log(f"cannot serve a connection: {error}")
+            self._forget(connection)
 
     def _end(self, reaper: threading.Thread) -> None:
         with self._table:
@@ -414,15 +423,17 @@ class Service:
         except Exception as error:
             self._log(f"a connection ended: {type(error).__name__}: {error}")
         finally:
-            connection.socket.close()
-            now = time.monotonic()
-            with self._table:
-                self._connections.pop(connection, None)
-                for entry in connection.held.values():
-                    entry.holders.discard(connection)
-                    if not entry.holders:
-                        entry.expires = now + self.limits.grace
-                self._expiry.notify_all()
+            self._forget(connection)
+
+    def _forget(self, connection: _Connection) -> None:
+        connection.socket.close()
+        with self._table:
+            self._connections.pop(connection, None)
+            for entry in connection.held.values():
+                entry.holders.discard(connection)
+                if not entry.holders:
+                    entry.expires = time.monotonic() + self.limits.grace
+            self._expiry.notify_all()
 
     def _reap(self) -> None:
         """Release sessions that nobody has held for the time of grace."""
@@ -441,7 +452,8 @@ class Service:
                     try:
                         self._release(entry, only_expired=True)
                     except Exception as error:
-                        self._log(f"a session was not released: {error}")
+                        if not self._stopping:
+                            self._log(f"a session was not released: {error}")
 
     # -- requests
 
@@ -456,7 +468,7 @@ class Service:
             return False
         frame, data = received
         operation = Type(frame.type).name.lower() if frame.type in _TYPES else f"request type {frame.type}"
-        self._requests += 1
+        self._count("requests")
         try:
             try:
                 request = protocol.parse_text(data)
@@ -470,7 +482,7 @@ class Service:
         except _Gone:
             raise
         except Exception as error:
-            self._errors += 1
+            self._count("errors")
             reply = _packed_error(frame.request, self._explain(error, operation))
         connection.send(reply)
         return True
@@ -528,7 +540,7 @@ class Service:
 
     def _open(self, connection: _Connection, request: Mapping[str, Any]) -> dict[str, Any]:
         name = _id(request)
-        with self._table:
+        with self._opening:
             entry = self._entries.get(name)
             created = entry is None
             if entry is None:
@@ -536,10 +548,12 @@ class Service:
                     raise _Refusal(4, f"there are {self.limits.sessions:,} sessions already")
                 with self._turns:
                     session = self._pipeline.open(name)
-                entry = self._entries[name] = _Entry(session, secrets.token_hex(8), session.epoch)
-            entry.holders.add(connection)
-            entry.expires = None
-            connection.held[name] = entry
+                entry = _Entry(session, secrets.token_hex(8), session.epoch)
+            with self._table:
+                self._entries[name] = entry
+                entry.holders.add(connection)
+                entry.expires = None
+                connection.held[name] = entry
         number = entry.work.number if entry.work is not None else 0
         return {**entry.told(), "created": created, "number": number, "incarnation": entry.incarnation}
 
@@ -600,7 +614,7 @@ class Service:
                     raise self._placed(error, entry) from error
                 work.sampled += step.sampled
                 work.done += len(part)
-                self._tokens += len(part)
+                self._count("tokens", len(part))
             work.finished = True
             return {**entry.told(), "position": work.position + work.done, "sampled": work.sampled}
 
@@ -618,16 +632,12 @@ class Service:
                     if error.never or self._when_full != "wait":
                         raise
                     refused, freed = error, self._freed
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise _Refusal(3, f"no room in {self.limits.wait:g} seconds: {refused}", outcome="full")
             with self._room:
-                while self._freed == freed and not self._stopping:
-                    left = deadline - time.monotonic()
-                    # Short, to notice when whoever asked has left.
-                    if left <= 0 or not self._room.wait(min(left, 1.0)):
-                        connection.require()
-                        if left <= 0:
-                            raise _Refusal(
-                                3, f"no room in {self.limits.wait:g} seconds: {refused}", outcome="full"
-                            ) from None
+                if self._freed == freed and not self._stopping:
+                    self._room.wait(min(left, _LOOK_AGAIN))
 
     def _placed(self, error: Exception, entry: _Entry) -> Exception:
         """The same error, with where the session is now."""
@@ -657,7 +667,7 @@ class Service:
 
     def _release_request(self, connection: _Connection, request: Mapping[str, Any]) -> dict[str, Any]:
         name = _id(request)
-        entry = connection.held.pop(name, None)
+        entry = connection.held.get(name)
         released = False
         if entry is not None:
             with entry.lock:
@@ -666,17 +676,28 @@ class Service:
 
     def _release(self, entry: _Entry, *, only_expired: bool = False) -> bool:
         """End a session; whether it was there. The entry's lock is held."""
-        with self._table:
-            if entry.over or (only_expired and (entry.holders or entry.expires is None)):
-                return False
-            entry.over = True
+        with self._opening:
+            with self._table:
+                if entry.over:
+                    return False
+                if only_expired and (entry.expires is None or entry.expires > time.monotonic()):
+                    return False
+                entry.over = True
             try:
                 with self._turns:
                     entry.session.release()
             finally:
-                del self._entries[entry.session.id]
+                with self._table:
+                    del self._entries[entry.session.id]
+                    for holder in entry.holders:
+                        holder.held.pop(entry.session.id, None)
+                    entry.holders.clear()
                 self._freed_some()
         return True
+
+    def _count(self, what: str, count: int = 1) -> None:
+        with self._table:
+            self._counts[what] += count
 
     def _freed_some(self) -> None:
         with self._room:
@@ -750,9 +771,7 @@ class Service:
                 "uptime_s": round(time.monotonic() - self._began, 3),
                 "connections": connections,
                 "connections_max": self.limits.connections,
-                "requests": self._requests,
-                "errors": self._errors,
-                "tokens": self._tokens,
+                **self._counts,
                 "waiting": self._turns.waiting,
             },
             "model": self._model,
