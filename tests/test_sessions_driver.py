@@ -838,6 +838,18 @@ def test_slots_that_another_driver_has_pinned(cluster: Cluster) -> None:
         assert theirs[2].id not in cluster[0].live
 
 
+def test_evictions_that_free_nothing_come_to_an_end(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that does as if, and stays full."""
+    with driver(cluster) as pipeline:
+        sessions = [pipeline.open() for _ in range(5)]
+        for session in sessions[:4]:
+            extend(cluster, session, [1])
+        monkeypatch.setattr(FakeShard, "_evict", lambda *_: Reply({}, memoryview(b"")))
+        with pytest.raises(CapacityError) as caught:
+            sessions[4].extend([1])
+        assert not caught.value.never
+
+
 # -- threads
 
 

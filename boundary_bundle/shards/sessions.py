@@ -173,6 +173,7 @@ class _Call:
 
     deadline: float
     reset: set[bytes] = field(default_factory=set)
+    evicted: set[bytes] = field(default_factory=set)
     restarted: bool = False
     exhausted: bool = False
     waiting: bool = False
@@ -724,7 +725,8 @@ class SessionPipeline:
         foreign = [] if refused is None else self._foreign(refused)
         if self.when_full == "evict":
             for entry in foreign:
-                if not entry.pinned:
+                if not entry.pinned and entry.id not in call.evicted:
+                    call.evicted.add(entry.id)
                     self._each(Type.EVICT, {"session": entry.id.hex()})
                     self._counts["evictions"] += 1
                     self._event("evict", why="room", foreign=entry.id.hex())
