@@ -42,16 +42,17 @@ enum status { STATUS_OK = 0, STATUS_NOT_STARTED = 2, STATUS_BAD_STREAM = 3 };
 
 const char usage[] =
     "usage: shard_worker --model FILE [--range START:END] [--threads N] [--ctx N] [--batch N] [--ubatch N] [--seqs N]\n"
-    "                    [--kv-unified] [--flash-attn on|off] [--type-k f16|q8_0|f32] [--type-v f16|q8_0|f32]\n"
+    "                    [--kv-unified] [--swa-full on|off] [--flash-attn on|off] [--type-k f16|q8_0|f32]\n"
+    "                    [--type-v f16|q8_0|f32]\n"
     "                    [--no-mmap] [--mlock] [--socket PATH | --stdio] [--max-bundle BYTES]\n"
     "                    [--poll 0..100] [--no-pin] [--write-timeout SECONDS] [--verbose]\n"
     "                    [--state-dir DIR] [--session-grace SECONDS] [--keep-answers BYTES]\n"
     "Runs layers START to END (not included; -1: all) of a GGUF model. Speaks the protocol of spec/worker-protocol.md\n"
     "on its standard streams, or on a Unix socket that it makes. --poll: how long an idle thread of the pool spins\n"
     "before it sleeps. --no-pin: do not give each thread a processor of its own where there are as many threads as\n"
-    "processors. --write-timeout: how long a peer may take no byte of an answer before it is cut off. --state-dir: where\n"
-    "sessions are saved. --session-grace: how long a session stays when the connections that opened it are gone.\n"
-    "--keep-answers: how much is kept of answers, for requests that come again.\n";
+    "processors. --swa-full off: a sliding window keeps its last positions alone. --write-timeout: how long a peer may\n"
+    "take no byte of an answer before it is cut off. --state-dir: where sessions are saved. --session-grace: how\n"
+    "long a session stays when the connections that opened it are gone. --keep-answers: how much is kept of answers, for requests that come again.\n";
 
 //
 // options
@@ -136,6 +137,12 @@ options parse_options(int argc, char **argv) {
             o.engine.seqs = (uint32_t)integer(1, llama_max_parallel_sequences());
         } else if (name == "--kv-unified") {
             o.engine.kv_unified = true;
+        } else if (name == "--swa-full") {
+            const std::string text = value();
+            if (text != "on" && text != "off") {
+                fail(CODE_ARGUMENT, "--swa-full is '%s', not on or off", text.c_str());
+            }
+            o.engine.swa_full = text == "on";
         } else if (name == "--flash-attn") {
             const std::string text = value();
             if (text != "on" && text != "off") {

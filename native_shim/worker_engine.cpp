@@ -307,6 +307,7 @@ void engine::start() {
     params.type_k = o.type_k;
     params.type_v = o.type_v;
     params.kv_unified = o.kv_unified;
+    params.swa_full = o.swa_full;
     params.offload_kqv = false;
     params.op_offload = false;
     params.no_perf = true;

@@ -109,6 +109,7 @@ struct engine_options {
     uint32_t ubatch = 512;
     uint32_t seqs = 1;
     bool kv_unified = false;
+    bool swa_full = true; // a sliding window's cache holds every position, not the last ones alone
     bool flash_attn = true;
     ggml_type type_k = GGML_TYPE_F16;
     ggml_type type_v = GGML_TYPE_F16;

@@ -209,6 +209,7 @@ service::reply service::describe(const request &r) {
         {"n_threads", o.threads},
         {"flash_attn", o.flash_attn},
         {"kv_unified", o.kv_unified},
+        {"swa_full", o.swa_full},
         {"type_k", ggml_type_name(o.type_k)},
         {"type_v", ggml_type_name(o.type_v)},
         {"patched", engine_.patched()},

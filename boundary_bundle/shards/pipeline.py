@@ -20,7 +20,10 @@ from .worker import Bytes, Description, Pending, Reply, Worker, WorkerError
 Logits = npt.NDArray[np.float32]
 
 #: What all shards must have in common, by the names of describe.
-SHARED = ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads", "flash_attn", "kv_unified", "type_k", "type_v")
+SHARED = (
+    *("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads"),
+    *("flash_attn", "kv_unified", "swa_full", "type_k", "type_v"),
+)
 
 
 class PipelineError(Exception):

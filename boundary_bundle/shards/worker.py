@@ -115,6 +115,7 @@ class Settings:
     ubatch: int = 512
     seqs: int = 1
     kv_unified: bool = False
+    swa_full: bool = True
     flash_attn: bool = True
     type_k: str = "f16"
     type_v: str = "f16"
@@ -134,6 +135,8 @@ class Settings:
         ]
         if self.kv_unified:
             words.append("--kv-unified")
+        if not self.swa_full:
+            words += ["--swa-full", "off"]
         if not self.mmap:
             words.append("--no-mmap")
         return words
