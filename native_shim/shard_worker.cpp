@@ -52,7 +52,8 @@ const char usage[] =
     "before it sleeps. --no-pin: do not give each thread a processor of its own where there are as many threads as\n"
     "processors. --swa-full off: a sliding window keeps its last positions alone. --write-timeout: how long a peer may\n"
     "take no byte of an answer before it is cut off. --state-dir: where sessions are saved. --session-grace: how\n"
-    "long a session stays when the connections that opened it are gone. --keep-answers: how much is kept of answers, for requests that come again.\n";
+    "long a session stays when the connections that opened it are gone. --keep-answers: how much is\n"
+    "kept of answers, for requests that come again.\n";
 
 //
 // options
