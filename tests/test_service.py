@@ -39,7 +39,7 @@ from boundary_bundle.shards import (
 from boundary_bundle.shards import service_protocol as protocol
 from boundary_bundle.shards.client import Client, ServiceError
 from boundary_bundle.shards.protocol import Type as WorkerType
-from boundary_bundle.shards.service import Address, AddressError, Limits, Service
+from boundary_bundle.shards.service import Address, AddressError, Limits, Service, _Turns
 from boundary_bundle.shards.service_protocol import Type
 
 N_VOCAB = 256
@@ -316,6 +316,26 @@ def test_a_long_prompt_lets_others_through(tmp_path: Path) -> None:
         second.join()
         order = [entry[1] for entry in stub.calls if entry[0] == "batch"]
         assert order == [long, ID, long, long, long, long]
+
+
+def test_turns_go_by_arrival() -> None:
+    """One that came later and is served before."""
+    turns = _Turns()
+    order: list[int] = []
+
+    def work(number: int) -> None:
+        with turns:
+            order.append(number)
+
+    threads = []
+    with turns:
+        for number in range(6):
+            threads.append(threading.Thread(target=work, args=(number,)))
+            threads[-1].start()
+            until(lambda number=number: turns.waiting == number + 1)
+    for thread in threads:
+        thread.join()
+    assert order == list(range(6))
 
 
 # Requests that come again

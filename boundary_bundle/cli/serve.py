@@ -81,7 +81,7 @@ def add_command(commands: Any) -> None:
 
 
 class _Ending:
-    """Ctrl-C and SIGTERM: what is being started is broken off, what serves is told to stop."""
+    """Ctrl-C, SIGTERM, a terminal that is closed: what is being started is broken off, what serves is told to stop."""
 
     def __init__(self) -> None:
         self.service: Service | None = None
@@ -97,15 +97,16 @@ class _Ending:
 
 @contextlib.contextmanager
 def _signals(ending: _Ending) -> Iterator[None]:
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        numbers.append(signal.SIGHUP)
     before = [signal.signal(number, ending) for number in numbers]
     try:
         yield
     finally:
-        # Who asked once and asks again would otherwise break off what is left of the way out.
-        if not ending.asked:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
+        for number, handler in zip(numbers, before, strict=True):
+            # Who asked once and asks again would otherwise break off what is left of the way out.
+            signal.signal(number, signal.SIG_IGN if ending.asked else handler)
 
 
 def serve(options: argparse.Namespace) -> int:

@@ -121,7 +121,7 @@ def _show_live(looks: Iterator[dict[str, Any]]) -> None:
             for title, columns, rows in _tables(look):
                 # Not the table's own title, which would wrap at the table's width.
                 parts.append(Text(f"\n{title}", style="bold"))
-                table = RichTable(box=SIMPLE_HEAD, header_style="cyan")
+                table = RichTable(box=SIMPLE_HEAD, header_style="cyan", collapse_padding=True, pad_edge=False)
                 for place, column in enumerate(columns):
                     table.add_column(column, justify="right" if place else "left", no_wrap=True)
                 for row in rows:
@@ -145,16 +145,19 @@ def _head(look: Mapping[str, Any]) -> list[str]:
     service, model = look["service"], look["model"]
     clients = common.counted(service["connections"], "client")
     counts = ", ".join(f"{key.replace('_', ' ')} {look[key]:,}" for key in _COUNTS)
+    outcomes = ", ".join(f"{name} {count:,}" for name, count in look["outcomes"].items() if count)
     return [
         f"{shown(model['architecture'])}, {model['n_layer']} layers, on {shown(look['socket'])} "
         f"(process {service['pid']}, up {duration(service['uptime_s'])})",
         f"{clients}, {service['waiting']} waiting, {look['tokens_per_second']:.1f} tokens/s, "
         f"{look['decodes_per_second']:.1f} batches/s, {service['requests']:,} requests, {service['errors']:,} refused",
         counts,
+        f"outcomes on the shards: {outcomes or 'none'}",
     ]
 
 
 def _tables(look: Mapping[str, Any]) -> Iterator[Table]:
+    # The sessions last: they may be more than a screen has lines.
     rows = []
     for place, shard in enumerate(look["shards"], start=1):
         start, end = shard["range"]
@@ -189,8 +192,6 @@ def _tables(look: Mapping[str, Any]) -> Iterator[Table]:
         )
     title = f"sessions ({look['present']} of {look['slots']} places taken, {look['positions']:,} positions each)"
     yield title, ["session", "epoch", "positions", "KV bytes", "state", "clients", "age", "idle"], rows
-    outcomes = [[name, f"{count:,}"] for name, count in look["outcomes"].items()]
-    yield "outcomes of requests for sessions", ["outcome", "count"], outcomes
 
 
 def _megabytes(count: int | None) -> str:
