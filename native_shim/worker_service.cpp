@@ -396,8 +396,8 @@ service::reply service::decode(request &r) {
     timings times;
     try {
         times = engine_.decode(bytes, under_sessions);
-    } catch (const failure &) {
-        if (under_sessions && engine_.sessions()) {
+    } catch (const failure &f) {
+        if (under_sessions && engine_.sessions() && f.code != CODE_SESSION) {
             sessions_.batch_failed();
         }
         throw;
