@@ -12,9 +12,11 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import socket
 import stat
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +29,7 @@ from fake_shards import Cluster, FakeModel, FakeShard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from boundary_bundle.cli import top
 from boundary_bundle.shards import (
     CapacityError,
     Outcome,
@@ -515,6 +518,28 @@ def test_within_the_grace_a_session_goes_on(tmp_path: Path) -> None:
                     session.extend([5])
                 assert caught.value.outcome == "miss"
                 assert again.extend([8]) == [next_token([7, 7, 7, 7, 8])]
+
+
+def test_a_session_that_is_opened_again_stays(tmp_path: Path) -> None:
+    """A session that is released under the client that came back for it."""
+    stub = Stub()
+    later = b"l" * 16
+    with serving(tmp_path, stub, grace=2) as path, Client(path) as witness:
+
+        def alone() -> bool:
+            return bool(witness.status()["service"]["connections"] == 1)
+
+        with Client(path) as client:
+            client.open(ID).extend([1, 2, 3])
+        until(alone)
+        again = witness.open(ID)
+        assert again.position == 3
+        with Client(path) as client:
+            client.open(later)
+        # Its grace ends after the one that has been called off.
+        until(lambda: stub.count("release", later) == 1)
+        assert stub.count("release", ID) == 0
+        assert again.extend([4]) == [next_token([1, 2, 3, 4])]
 
 
 def test_a_client_that_leaves_ends_its_long_request(tmp_path: Path) -> None:
@@ -1107,3 +1132,49 @@ def test_the_protocol_is_as_it_is_written() -> None:
         assert f"| {code} | {name} |" in text
     assert f"version {protocol.MAJOR}.{max(protocol.MINORS)}" in text
     assert json.dumps({"major": protocol.MAJOR, "minors": protocol.MINORS}) in text
+
+
+# top
+
+
+def look(pid: int, tokens: int, compute: int, uptime: int) -> dict[str, Any]:
+    counters = {"tokens": tokens, "compute_us": compute, "uptime_ms": uptime} if uptime else {}
+    return {"pid": pid, "counters": counters}
+
+
+def test_rates_of_shards() -> None:
+    """A rate below nothing after a restart, or a division by it."""
+    first = top.with_rates(
+        {"shards": [look(1, 100, 500_000, 2000), look(2, 100, 1_500_000, 2000), look(3, 0, 0, 0)]}, None
+    )
+    assert [shard["tokens_per_second"] for shard in first["shards"]] == [50, 50, 0]
+    assert [shard["busy"] for shard in first["shards"]] == [0.25, 0.75, 0]
+    assert [shard["compute_share"] for shard in first["shards"]] == [0.25, 0.75, 0]
+    then = top.with_rates({"shards": [look(1, 130, 600_000, 3000), look(9, 10, 100_000, 500), look(3, 0, 0, 0)]}, first)
+    assert [shard["tokens_per_second"] for shard in then["shards"]] == [30, 20, 0]
+    assert [shard["busy"] for shard in then["shards"]] == [0.1, 0.2, 0]
+    assert [shard["compute_share"] for shard in then["shards"]] == [0.5, 0.5, 0]
+    same = top.with_rates({"shards": [look(1, 130, 600_000, 3000)]}, {"shards": then["shards"][:1]})
+    assert [same["shards"][0][key] for key in ("tokens_per_second", "busy", "compute_share")] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (59.9, "59s"), (60, "1m00s"), (3725, "1h02m"), (4 * 86400 + 3 * 3600, "4d03h")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert top.duration(seconds) == text
+
+
+def test_top_without_rich(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A traceback on a terminal where an optional package is missing."""
+    for name in ("rich.live", "rich.box"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with clustered(tmp_path, Cluster()) as path, Client(path) as client:
+        client.open(ID).extend([1, 2, 3])
+        status = client.status() | {"socket": "a\x1b[31mb"}
+    top._show_live(iter([top.with_rates(status, None)]))
+    out, _ = capsys.readouterr()
+    assert out.startswith("\x1b[H\x1b[2J")
+    assert "\x1b[31m" not in out
+    assert "a\\x1b[31mb" in out
+    assert re.search(rf"^  {ID.hex()[:8]} +\+0 +3 +0 +hot +1 ", out, re.MULTILINE), out
