@@ -880,16 +880,18 @@ class SessionPipeline:
             if session.released:
                 return
             self._require_open(session)
+            present = session.id in self._present and not self._unsettled
+            self._under_way = present  # whatever breaks off from here on, nobody knows this session any more
             session.released = True
             session._hot = False
-            if session.id in self._present and not self._unsettled:
-                with contextlib.suppress(WorkerError):
-                    self._each(Type.RELEASE, {"session": session.id.hex(), "epoch": session.epoch}, session)
             self._present.pop(session.id, None)
             self._sessions.pop(session.id, None)
             self._epochs[session.id] = session.epoch
             while len(self._epochs) > REMEMBERED:
                 self._epochs.popitem(last=False)
+            if present:
+                with contextlib.suppress(WorkerError):
+                    self._each(Type.RELEASE, {"session": session.id.hex(), "epoch": session.epoch}, session)
             self._counts["released"] += 1
             self._event("release", session, epoch=session.epoch)
             self._lock.notify_all()
