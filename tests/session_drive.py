@@ -84,7 +84,7 @@ def _family(architecture: str) -> Callable[[Path], object]:
     return lambda path: make_model(Variant(architecture, "dense"), path)
 
 
-# The library gives each sequence a multiple of 256 cells, and as many to a window of 16.
+# The library gives each sequence a multiple of 256 cells; windows, of 16 positions, have 256.
 KINDS: dict[str, Kind] = {
     "plain": Kind(
         lambda path: tiny_models.write(path, "tied"), 7, 320, Settings(threads=1, ctx=768, batch=64, ubatch=16, seqs=3)
@@ -97,7 +97,11 @@ KINDS: dict[str, Kind] = {
         Settings(threads=1, ctx=256, batch=64, ubatch=16, seqs=3, kv_unified=True),
     ),
     "window": Kind(
-        _family("gemma3"), 6, 128, Settings(threads=1, ctx=1536, batch=128, ubatch=32, seqs=3), truncation="window"
+        _family("gemma3"),
+        6,
+        128,
+        Settings(threads=1, ctx=1536, batch=128, ubatch=32, seqs=3, swa_full=False),
+        truncation="window",
     ),
     "hybrid": Kind(
         _family("jamba"), 6, 128, Settings(threads=1, ctx=768, batch=64, ubatch=16, seqs=3), truncation="never"

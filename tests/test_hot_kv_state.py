@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from session_drive import (
     KINDS,
     Kind,
@@ -106,8 +106,8 @@ class Sent:
     """A batch that was decoded, and its answer."""
 
     talk: Talk
-    data: bytes
-    answer: bytes
+    data: bytes = field(repr=False)
+    answer: bytes = field(repr=False)
 
 
 #: How a session came to be where it is: tokens that were added, or the position at which it was cut.
@@ -140,8 +140,13 @@ class HotState(RuleBasedStateMachine):
 
     # -- what is drawn
 
+    def pick(self, data: st.DataObject) -> bytes:
+        """More often than not one that is there."""
+        live = sorted(self.table.live)
+        return data.draw(st.sampled_from([*live * 6, *SESSIONS]), "session")
+
     def epoch_near(self, data: st.DataObject, session: bytes) -> int:
-        return max(0, self.known(session) + data.draw(st.sampled_from([0, 0, 0, 1, 1, -1, 2]), "epoch, from known"))
+        return max(0, self.known(session) + data.draw(st.sampled_from([0] * 7 + [1, -1, 2]), "epoch, from known"))
 
     def known(self, session: bytes) -> int:
         held = self.table.live.get(session) or self.table.gone.get(session)
@@ -152,11 +157,10 @@ class HotState(RuleBasedStateMachine):
         here = 0 if held is None else held.position
         return data.draw(st.one_of(st.sampled_from([0, here, here + 1]), st.integers(0, here)), "position")
 
-    def draw_talk(self, data: st.DataObject, sessions: list[bytes]) -> Talk:
+    def draw_talk(self, data: st.DataObject, sessions: list[bytes], *, long: bool = False) -> Talk:
         kind = self.env.kind
-        # Windows move on only behind their 256 cells.
-        large = st.integers(1, kind.settings.batch // len(sessions))
-        sizes = st.one_of(st.integers(1, 6), large) if kind.truncation != "window" else large
+        most = kind.settings.batch // len(sessions)
+        sizes = st.integers(most // 2 + 1, most) if long else st.one_of(st.integers(1, 6), st.integers(1, most))
         counts = [data.draw(sizes, "tokens") for _ in sessions]
         order = [number for number, count in enumerate(counts) for _ in range(count)]
         random = np.random.default_rng(data.draw(st.integers(0, 2**16), "seed"))
@@ -199,6 +203,10 @@ class HotState(RuleBasedStateMachine):
 
     def run(self, talk: Talk, data: bytes, *, same_recipe: bool = True) -> None:
         """A batch that may be right or wrong."""
+        sent = self.last.get(talk.rows[0].session)
+        if sent is not None and sent.data == data and self.stands(sent):
+            self.again(sent)
+            return
         answer = self.table.decode(talk.rows, same_recipe=same_recipe)
         reply = attempt(lambda: self.ask_decode(data))
         if isinstance(reply, SessionRefused):
@@ -221,6 +229,28 @@ class HotState(RuleBasedStateMachine):
                     self.scripts[row.session].append(list(row.tokens))
         self.compare_tables()
 
+    def stands(self, sent: Sent) -> bool:
+        """Whether its sessions are where the batch left them."""
+        return all(
+            held is not None
+            and held.epoch == row.epoch
+            and held.position == row.position + len(row.tokens)
+            and held.tokens[row.position :] == row.tokens
+            for row in sent.talk.rows
+            for held in [self.table.live.get(row.session)]
+        )
+
+    def again(self, sent: Sent) -> None:
+        """The same bytes once more: the same answer, and nothing is run twice."""
+        answer = attempt(lambda: self.ask_decode(sent.data))
+        if isinstance(answer, SessionRefused):
+            # What has come since may have taken its place.
+            assert answer.outcome == POSITION_MISMATCH
+            assert any(self.last.get(row.session) is not sent for row in sent.talk.rows)
+        else:
+            assert answer == sent.answer
+        self.compare_tables()
+
     def open(self, session: bytes, epoch: int, position: int, recipe: bytes, ingredients: str | None) -> None:
         answer = self.table.open(session, epoch, position, same_recipe=recipe == self.env.recipe)
         if answer.created:
@@ -229,9 +259,14 @@ class HotState(RuleBasedStateMachine):
 
     # -- rules
 
-    @rule(data=st.data(), session=st.sampled_from(SESSIONS))
-    def open_rightly(self, data: st.DataObject, session: bytes) -> None:
+    @initialize(data=st.data(), sessions=st.lists(st.sampled_from(SESSIONS), min_size=1, max_size=3, unique=True))
+    def begin(self, data: st.DataObject, sessions: list[bytes]) -> None:
+        self.talk(data, sessions)
+
+    @rule(data=st.data())
+    def open_rightly(self, data: st.DataObject) -> None:
         """As a driver does that knows what it did."""
+        session = self.pick(data)
         held, gone = self.table.live.get(session), self.table.gone.get(session)
         epoch = self.known(session)
         newer = data.draw(st.booleans(), "newer")
@@ -242,13 +277,16 @@ class HotState(RuleBasedStateMachine):
         position = 0 if begin or held is None else held.position
         self.open(session, epoch, position, self.env.recipe, self.env.ingredients)
 
-    @rule(data=st.data(), session=st.sampled_from(SESSIONS))
-    def open_somehow(self, data: st.DataObject, session: bytes) -> None:
+    @rule(data=st.data())
+    def open_somehow(self, data: st.DataObject) -> None:
+        session = self.pick(data)
         epoch, position = self.epoch_near(data, session), self.position_near(data, session)
         self.open(session, epoch, position, self.env.recipe, None)
 
-    @rule(data=st.data(), session=st.sampled_from(SESSIONS), told=st.booleans())
-    def open_with_another_recipe(self, data: st.DataObject, session: bytes, told: bool) -> None:
+    @precondition(lambda self: self.table.live)
+    @rule(data=st.data(), told=st.booleans())
+    def open_with_another_recipe(self, data: st.DataObject, told: bool) -> None:
+        session = self.pick(data)
         epoch, position = self.epoch_near(data, session), self.position_near(data, session)
         lines = self.env.ingredients.splitlines(keepends=True)
         place = data.draw(st.integers(1, len(lines) - 1), "ingredient")
@@ -257,9 +295,8 @@ class HotState(RuleBasedStateMachine):
         recipe = data.draw(st.binary(min_size=32, max_size=32), "recipe")
         answer = self.table.open(session, epoch, position, same_recipe=False)
         worker = self.env.worker
-        with pytest.raises(SessionRefused) as caught:
-            worker.open_session(session, epoch, position, recipe, "".join(lines) if told else None)
-        error = caught.value
+        error = attempt(lambda: worker.open_session(session, epoch, position, recipe, "".join(lines) if told else None))
+        assert isinstance(error, SessionRefused)
         assert (str(error.outcome.value), error.epoch, error.position) == (
             answer.outcome,
             answer.epoch,
@@ -283,9 +320,19 @@ class HotState(RuleBasedStateMachine):
             self.run(talk, talk.bundle(self.env.model))
 
     @precondition(lambda self: self.table.live)
-    @rule(data=st.data(), session=st.sampled_from(SESSIONS))
-    def talk_wrongly(self, data: st.DataObject, session: bytes) -> None:
+    @rule(data=st.data(), batches=st.integers(2, 4))
+    def talk_long(self, data: st.DataObject, batches: int) -> None:
+        """Windows move on, and cells run out, behind some hundred positions."""
+        session = data.draw(st.sampled_from(sorted(self.table.live)), "session")
+        for _ in range(batches):
+            talk = self.draw_talk(data, [session], long=True)
+            self.run(talk, talk.bundle(self.env.model))
+
+    @precondition(lambda self: self.table.live)
+    @rule(data=st.data())
+    def talk_wrongly(self, data: st.DataObject) -> None:
         """A batch of live sessions, and one row that need not fit."""
+        session = self.pick(data)
         others = [other for other in self.table.live if other != session]
         chosen = data.draw(st.lists(st.sampled_from(others), max_size=2, unique=True), "others") if others else []
         good = self.draw_talk(data, chosen) if chosen else Talk([], [], [])
@@ -301,8 +348,10 @@ class HotState(RuleBasedStateMachine):
         recipe = self.env.recipe if same else bytes(32)
         self.run(talk, talk.bundle(self.env.model, recipe), same_recipe=same)
 
-    @rule(data=st.data(), session=st.sampled_from(SESSIONS), file=st.sampled_from(FILES))
-    def save(self, data: st.DataObject, session: bytes, file: str) -> None:
+    @precondition(lambda self: self.table.live)
+    @rule(data=st.data(), file=st.sampled_from(FILES))
+    def save(self, data: st.DataObject, file: str) -> None:
+        session = self.pick(data)
         epoch = self.epoch_near(data, session)
         answer = self.table.save(session, epoch)
         if answer.outcome == HIT:
@@ -364,29 +413,16 @@ class HotState(RuleBasedStateMachine):
     @rule(data=st.data())
     def send_again(self, data: st.DataObject) -> None:
         """The same bytes once more: answered from memory if the sessions stand where the batch left them."""
-        sent = data.draw(st.sampled_from(self.sent), "sent")
-        stands = all(
-            held is not None
-            and held.epoch == row.epoch
-            and held.position == row.position + len(row.tokens)
-            and held.tokens[row.position :] == row.tokens
-            for row in sent.talk.rows
-            for held in [self.table.live.get(row.session)]
-        )
-        if not stands:
-            self.run(sent.talk, sent.data)
-            return
-        answer = attempt(lambda: self.ask_decode(sent.data))
-        if isinstance(answer, SessionRefused):
-            # What has come since may have taken its place.
-            assert answer.outcome == POSITION_MISMATCH
-            assert any(self.last.get(row.session) is not sent for row in sent.talk.rows)
+        sent = self.sent[data.draw(st.integers(0, len(self.sent) - 1), "sent")]
+        if self.stands(sent):
+            self.again(sent)
         else:
-            assert answer == sent.answer
-        self.compare_tables()
+            self.run(sent.talk, sent.data)
 
-    @rule(data=st.data(), session=st.sampled_from(SESSIONS))
-    def truncate(self, data: st.DataObject, session: bytes) -> None:
+    @precondition(lambda self: self.table.live)
+    @rule(data=st.data())
+    def truncate(self, data: st.DataObject) -> None:
+        session = self.pick(data)
         epoch = self.epoch_near(data, session)
         position = self.position_near(data, session)
         reply = attempt(lambda: self.env.worker.truncate_session(session, epoch, position))
@@ -396,20 +432,26 @@ class HotState(RuleBasedStateMachine):
             self.scripts[session].append(position)
         self.expect(answer, lambda: reply)
 
-    @rule(data=st.data(), session=st.sampled_from(SESSIONS))
-    def release(self, data: st.DataObject, session: bytes) -> None:
+    @precondition(lambda self: self.table.live or self.table.gone)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        session = self.pick(data)
         epoch = self.epoch_near(data, session)
         answer = self.table.release(session, epoch)
         self.expect(answer, lambda: self.env.worker.release_session(session, epoch))
 
-    @rule(data=st.data(), session=st.sampled_from(SESSIONS), pinned=st.booleans())
-    def pin(self, data: st.DataObject, session: bytes, pinned: bool) -> None:
+    @precondition(lambda self: self.table.live)
+    @rule(data=st.data(), pinned=st.booleans())
+    def pin(self, data: st.DataObject, pinned: bool) -> None:
+        session = self.pick(data)
         epoch = self.epoch_near(data, session)
         answer = self.table.pin(session, epoch, pinned)
         self.expect(answer, lambda: self.env.worker.pin_session(session, epoch, pinned))
 
-    @rule(session=st.one_of(st.none(), st.sampled_from(SESSIONS)))
-    def evict(self, session: bytes | None) -> None:
+    @precondition(lambda self: self.table.live)
+    @rule(data=st.data(), named=st.booleans())
+    def evict(self, data: st.DataObject, named: bool) -> None:
+        session = self.pick(data) if named else None
         answer = self.table.evict(session)
 
         def call() -> dict[str, Any]:
@@ -483,10 +525,10 @@ def test_a_window_is_cut_back_only_as_far_as_it_is_there(env: Env) -> None:
         more = tokens[position : position + 20]
         found, expected = (decoded(env, session, position, more) for session in SESSIONS[:2])
         assert np.abs(found - expected).max() < 1e-3 * np.abs(expected).max()
-    # From one position down none is possible, unless the cache of the windows is as large as the other.
+    # From one position down none is possible.
     assert outcomes == sorted(outcomes, reverse=True)
     assert any(outcomes)
-    assert all(outcomes) == ("swa_full 1" in env.ingredients.splitlines())
+    assert not all(outcomes)
 
 
 @pytest.mark.parametrize("env", ["plain"], indirect=True)
