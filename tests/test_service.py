@@ -247,6 +247,9 @@ def test_a_generation_and_everything_else(tmp_path: Path) -> None:
             other.restore("kept")
             assert other.position == 9
             assert other.extend([1]) == [next_token([*tokens, 1])]
+            with pytest.raises(ServiceError, match="restored into a session without any") as caught:
+                other.restore("kept")
+            assert (caught.value.outcome, other.position) == ("position_mismatch", 10)
         assert client.status()["service"]["connections"] == 1
         with pytest.raises(ServiceError, match="has been released") as caught:
             session.extend([1])

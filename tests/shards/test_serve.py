@@ -224,23 +224,25 @@ def test_a_session_that_is_saved(command: list[str], tmp_path: Path) -> None:
             client.open().restore("kept")
 
 
-def refusal(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r"error: [^\n]+\n", done.stderr), done.stderr
-    return done.stderr
+def test_refusals_of_serve(
+    service: Served, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refusal(*more: str) -> str:
+        assert main([*command[len(COMMAND) :], *more]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert re.fullmatch(r"error: [^\n]+\n", err), err
+        return err
 
-
-def test_refusals_of_serve(service: Served, command: list[str], tmp_path: Path) -> None:
-    assert "a server listens there already" in refusal(command)
+    assert "a server listens there already" in refusal()
     with service.client() as client:
         assert client.open().extend([1])
-    elsewhere = [*command, "--socket", str(tmp_path / "other")]
-    assert "there is no folder" in refusal([*elsewhere, "--state-dir", str(tmp_path / "absent")])
-    assert "cut 9 is out of range" in refusal([*elsewhere, "--cuts", "9"])
-    assert "too small for 4 sessions" in refusal([*elsewhere, "--ctx", "3"])
-    assert "not a number of seconds" in refusal([*elsewhere, "--grace", "0"])
-    assert "cannot start" in refusal([*elsewhere, "--worker", str(tmp_path / "absent")])
+    refusal = functools.partial(refusal, "--socket", str(tmp_path / "other"))
+    assert "there is no folder" in refusal("--state-dir", str(tmp_path / "absent"))
+    assert "cut 9 is out of range" in refusal("--cuts", "9")
+    assert "too small for 4 sessions" in refusal("--ctx", "3")
+    assert "not a number of seconds" in refusal("--grace", "0")
+    assert "cannot start" in refusal("--worker", str(tmp_path / "absent"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["socket"]
 
 
