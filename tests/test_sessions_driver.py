@@ -45,6 +45,7 @@ from boundary_bundle.shards import (
     make_plan,
     read_model_file,
 )
+from boundary_bundle.shards import sessions as sessions_module
 from boundary_bundle.shards.protocol import Type
 from boundary_bundle.shards.sessions import LOG_EVENTS
 from boundary_bundle.shards.worker import Bytes, Pending, refusal
@@ -681,7 +682,9 @@ def test_what_does_not_fit_now_is_refused_by_choice(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("frees", ["release", "evict", "clear", "lost"])
-def test_who_waits_goes_on_when_there_is_room(cluster: Cluster, frees: str) -> None:
+def test_who_waits_goes_on_when_there_is_room(cluster: Cluster, frees: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Woken by whoever makes it, not because it looks again from time to time."""
+    monkeypatch.setattr(sessions_module, "LOOK_AGAIN", 3600)
     waits = threading.Event()
     with driver(cluster, when_full="wait", wait=60) as pipeline:
         pipeline.on_event = lambda entry: waits.set() if entry["event"] == "wait" else None
@@ -776,6 +779,8 @@ def test_what_can_never_fit_is_refused_before_anything_is_sent(policy: str) -> N
     with driver(cluster, when_full=policy, wait=60) as pipeline:
         sessions = [pipeline.open() for _ in range(3)]
         extend(cluster, sessions[0], range(10))
+        other = pipeline.open()
+        extend(cluster, other, [1])
         asked = len(cluster[0].seen)
         impossible: list[Callable[[], object]] = [
             lambda: pipeline.decode([(session, 1, True) for session in sessions]),
@@ -789,6 +794,8 @@ def test_what_can_never_fit_is_refused_before_anything_is_sent(policy: str) -> N
             assert caught.value.never
         assert len(cluster[0].seen) == asked
         assert sessions[0].position == 10
+        assert sessions[0].hot
+        assert other.hot
         extend(cluster, sessions[0], range(10))
         with pytest.raises(CapacityError):
             pipeline.decode([(sessions[0], 1, True)])
