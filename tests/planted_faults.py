@@ -12,9 +12,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import session_faults
+
 from boundary_bundle.native import NativeBuild, ensure_source
 from boundary_bundle.native.apply import blob_hash, series
-from boundary_bundle.native.build import CERTIFY, PROGRAMS, Recipe, build_recipe
+from boundary_bundle.native.build import CERTIFY, PROGRAMS, WORKER, Recipe, build_recipe
 from boundary_bundle.native.paths import cache_dir, checkout_dir, prepare_cache
 
 VARIABLE = "BB_FAULT"
@@ -37,7 +39,7 @@ class Edit:
     new: str
 
 
-#: By name. ``model``: what shows it: a variant of tiny llama files, or an architecture.
+#: Those that certification shows, by name. ``model``: what shows it: a variant of tiny llama files, or an architecture.
 FAULTS: dict[str, tuple[str, tuple[Edit, ...]]] = {
     "normalised residual": (
         "tied",
@@ -125,6 +127,15 @@ FAULTS: dict[str, tuple[str, tuple[Edit, ...]]] = {
 }
 
 
+def every_edit() -> list[tuple[str, Edit]]:
+    """With the names of the faults, those of sessions too."""
+    found = [(name, edit) for name, (_, edits) in FAULTS.items() for edit in edits]
+    for name, (_, places) in session_faults.FAULTS.items():
+        for path, old, new in places:
+            found.append((name, Edit(path, old, re.sub(r"\bC\b", f'bb_fault("{name}")', new))))
+    return found
+
+
 def _words(text: str) -> re.Pattern[str]:
     """The same words and signs, however they are spaced."""
     return re.compile(r"\s*".join(map(re.escape, re.findall(r"\w+|[^\w\s]", text))))
@@ -133,13 +144,12 @@ def _words(text: str) -> re.Pattern[str]:
 def fault_patch(tree: Path) -> str:
     """A patch in git format that puts every fault into ``tree``. Raises ValueError if a place is not found."""
     edited: dict[str, str] = {}
-    for name, (_, edits) in FAULTS.items():
-        for edit in edits:
-            text = edited.setdefault(edit.path, (tree / edit.path).read_text(encoding="utf-8"))
-            places = list(_words(edit.old).finditer(text))
-            if len(places) != 1:
-                raise ValueError(f"{name}: {edit.path} holds {len(places)} times, not once: {edit.old!r}")
-            edited[edit.path] = text[: places[0].start()] + edit.new + text[places[0].end() :]
+    for name, edit in every_edit():
+        text = edited.setdefault(edit.path, (tree / edit.path).read_text(encoding="utf-8"))
+        places = list(_words(edit.old).finditer(text))
+        if len(places) != 1:
+            raise ValueError(f"{name}: {edit.path} holds {len(places)} times, not once: {edit.old!r}")
+        edited[edit.path] = text[: places[0].start()] + edit.new + text[places[0].end() :]
     parts = []
     for path, text in edited.items():
         before = (tree / path).read_text(encoding="utf-8")
@@ -153,7 +163,8 @@ def fault_patch(tree: Path) -> str:
 
 
 def build_faulty(patched: NativeBuild, folder: Path) -> NativeBuild:
-    """The series and the faults on top of it, with the certifying program; from the cache if it is there."""
+    """The series and the faults on top of it, with the certifying program and the worker; from the cache if they are
+    there."""
     patch = folder / "9999-planted-faults.patch"
     patch.write_text(fault_patch(patched.source_dir), encoding="utf-8")
     root = prepare_cache(cache_dir())
@@ -163,6 +174,8 @@ def build_faulty(patched: NativeBuild, folder: Path) -> NativeBuild:
         source=ensure_source(root),
         patches=(*series(checkout / "patches"), patch),
         shim_dir=checkout / "native_shim",
-        programs=tuple(program for program in PROGRAMS if (program.name, program.kind) == (CERTIFY, "patched")),
+        programs=tuple(
+            program for program in PROGRAMS if program.kind == "patched" and program.name in (CERTIFY, WORKER)
+        ),
     )
     return build_recipe(recipe, cache=root)

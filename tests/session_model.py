@@ -100,6 +100,8 @@ class Table:
             return self._refuse(INCOMPATIBLE_RECIPE, session)
         if held is not None:
             if position == held.position:
+                # Whoever takes it over has pinned nothing.
+                held.pinned &= epoch == held.epoch
                 held.epoch = epoch
                 return self._hit(session)
             if position == 0 and epoch > held.epoch:

@@ -330,6 +330,16 @@ class HotState(RuleBasedStateMachine):
 
     @precondition(lambda self: self.table.live)
     @rule(data=st.data())
+    def say_it_otherwise(self, data: st.DataObject) -> None:
+        """Some positions go, and others take their place."""
+        session = data.draw(st.sampled_from(sorted(self.table.live)), "session")
+        held = self.table.live[session]
+        if self.cut(session, held.epoch, data.draw(st.integers(0, held.position), "position")):
+            talk = self.draw_talk(data, [session])
+            self.run(talk, talk.bundle(self.env.model))
+
+    @precondition(lambda self: self.table.live)
+    @rule(data=st.data())
     def talk_wrongly(self, data: st.DataObject) -> None:
         """A batch of live sessions, and one row that need not fit."""
         session = self.pick(data)
@@ -423,14 +433,16 @@ class HotState(RuleBasedStateMachine):
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
         session = self.pick(data)
-        epoch = self.epoch_near(data, session)
-        position = self.position_near(data, session)
+        self.cut(session, self.epoch_near(data, session), self.position_near(data, session))
+
+    def cut(self, session: bytes, epoch: int, position: int) -> bool:
         reply = attempt(lambda: self.env.worker.truncate_session(session, epoch, position))
         outcome = reply.outcome.value if isinstance(reply, SessionRefused) else HIT
         answer = self.table.truncate(session, epoch, position, observed=outcome)
         if answer.outcome == HIT and session in self.scripts:
             self.scripts[session].append(position)
         self.expect(answer, lambda: reply)
+        return answer.outcome == HIT
 
     @precondition(lambda self: self.table.live or self.table.gone)
     @rule(data=st.data())
