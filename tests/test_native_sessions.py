@@ -1341,3 +1341,39 @@ def test_a_foreign_file_is_refused(
     refused(table.ask(RESTORE, A, 1, file="good", recipe="00" * 32), "incompatible_recipe", A, 0, None)
     assert state_of(table) == before
     hit(table.ask(RESTORE, A, 1, file="good"), position=len(PROMPT))
+
+
+@pytest.mark.parametrize("part", ["", "window."])
+def test_a_state_that_lacks_positions_is_refused(patched_build: NativeBuild, tmp_path: Path, part: str) -> None:
+    """Catches a state whose cells are the last ones, but not all that the next token attends to in that part: layers
+    without a window need every position, whatever the window of the others is."""
+    model = make_model(Variant("gemma3", "dense"), tmp_path / "model.gguf")
+    with running(patched_build.worker, model.path, "--state-dir", str(tmp_path), "--swa-full", "off") as process:
+        table = Table(process)
+        table.open(A)
+        for start in range(0, 240, 60):
+            table.logits((A, 1, start, [(7 * i) % 120 for i in range(60)]))
+        hit(table.ask(SAVE, A, 1, file="a"))
+        expected = table.logits((A, 1, 240, NEXT))
+        hit(table.ask(RELEASE, A, 1))
+
+        state = decode((tmp_path / "a").read_bytes())
+        rows = len(state[f"{part}cells"])
+        answers = []
+        for lost in range(1, rows):
+            tensors = [
+                Tensor(tensor.name, tensor.array[lost:], dtype=tensor.dtype)
+                if tensor.name.startswith((f"{part}cells", f"{part}k.", f"{part}v."))
+                else tensor
+                for tensor in state.tensors
+            ]
+            (tmp_path / "cut").write_bytes(encode(Bundle(tensors, state.attributes)))
+            answers.append(table.ask(RESTORE, A, 2, file="cut"))
+            if answers[-1].code is None:
+                assert table.logits((A, 2, 240, NEXT)) == expected
+                table.peer.expect(CLEAR)
+        codes = [answer.code for answer in answers]
+        # What can be left out are positions that no token sees any more.
+        kept = codes.index(CONTRACT)
+        assert codes == [None] * kept + [CONTRACT] * (len(codes) - kept)
+        assert (kept > 0) == bool(part)
