@@ -639,6 +639,22 @@ def test_a_worker_that_comes_back_as_another_is_refused(cluster: Cluster) -> Non
         extend(cluster, session, [1])
 
 
+def test_closing_while_a_worker_is_started_leaves_none(cluster: Cluster) -> None:
+    pipeline = driver(cluster)
+    session = pipeline.open()
+    extend(cluster, session, [1])
+    cluster[1].die()
+
+    def start(layers: tuple[int, int]) -> Worker:
+        pipeline.close()
+        return cluster.start(layers)
+
+    pipeline._start = start
+    with pytest.raises(PipelineError, match="closed"):
+        session.extend([2])
+    assert all(worker.closed for worker in cluster.connections)
+
+
 # -- room
 
 

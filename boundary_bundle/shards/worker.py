@@ -319,7 +319,7 @@ class Description:
             contract_in=_contract(contract["in"]),
             contract_out=_contract(contract["out"]),
             raw=dict(text),
-            recipe=Recipe.of(text["recipe"]) if "recipe" in text else None,
+            recipe=Recipe.of(text["recipe"]) if text.get("recipe") is not None else None,
         )
 
 
