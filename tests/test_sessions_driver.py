@@ -357,6 +357,21 @@ def test_a_refused_batch_leaves_no_shard_ahead(cluster: Cluster, index: int) -> 
             extend(cluster, session, [7])
 
 
+def test_a_replay_that_fails_leaves_nothing_behind(cluster: Cluster) -> None:
+    """It would take a sequence from others until somebody uses the session again."""
+    with driver(cluster) as pipeline:
+        session = pipeline.open()
+        extend(cluster, session, range(20))
+        for shard in cluster:
+            pipeline.clear()
+            shard.fault = On("refuse", 2, Type.DECODE)
+            with pytest.raises(WorkerError):
+                session.extend([1])
+            assert not any(shard.live for shard in cluster)
+            assert pipeline.status()["present"] == 0
+        extend(cluster, session, [1])
+
+
 def test_a_computation_that_fails_costs_its_sessions_everywhere(cluster: Cluster) -> None:
     with driver(cluster) as pipeline:
         session = pipeline.open()
@@ -739,7 +754,8 @@ def test_waiting_has_an_end(cluster: Cluster) -> None:
         assert all(session.hot for session in sessions[:4])
 
 
-def test_closing_wakes_who_waits(cluster: Cluster) -> None:
+def test_closing_wakes_who_waits(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "LOOK_AGAIN", 3600)
     waits = threading.Event()
     pipeline = driver(cluster, when_full="wait", wait=60)
     pipeline.on_event = lambda entry: waits.set() if entry["event"] == "wait" else None
@@ -943,6 +959,10 @@ def test_threads_do_not_disturb_each_other(cluster: Cluster, policy: str) -> Non
             thread.join(120)
         assert failed == []
         assert not any(thread.is_alive() for thread in threads)
+        # The last death may have been in the last request of all.
+        session = pipeline.open()
+        extend(cluster, session, [1])
+        session.release()
         assert pipeline.status()["present"] == 0
         assert pipeline.status()["restarts"] == 3
         assert not any(shard.live for shard in cluster)
