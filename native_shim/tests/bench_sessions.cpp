@@ -17,7 +17,7 @@
 
 namespace {
 
-constexpr uint32_t N_CTX = 4096, N_SEQ = 64, N_BATCH = 512, N_KNOWN = 1000, N_ROUNDS = 20;
+constexpr uint32_t N_CTX = 4096, N_SEQ = 64, N_BATCH = 512, N_KNOWN = 1000, N_ROUNDS = 4;
 
 using id = std::array<uint8_t, 16>;
 
@@ -218,7 +218,7 @@ int main(int argc, char **argv) {
             truncate.push_back(timed([&] { check(llama_session_truncate(b.ctx, r, &res, &err), "truncate"); }));
             b.decode(0, N_CTX - 1, 1);
         }
-        for (uint32_t round = 0; round < 20; ++round) {
+        for (uint32_t round = 0; round < 10; ++round) {
             auto *r = b.ask(0, N_CTX / 2);
             back.push_back(timed([&] { check(llama_session_truncate(b.ctx, r, &res, &err), "truncate"); }));
             for (uint32_t pos = N_CTX / 2; pos < N_CTX; pos += N_BATCH) {
