@@ -543,6 +543,32 @@ def test_a_window_is_cut_back_only_as_far_as_it_is_there(env: Env) -> None:
     assert not all(outcomes)
 
 
+@pytest.mark.parametrize("env", ["plain", "window", "hybrid"], indirect=True)
+def test_a_batch_without_room_leaves_no_trace(env: Env) -> None:
+    """Upstream's search for room ends with the head of another stream's cells: what comes next lay elsewhere then."""
+    machine = HotState(env)
+    cells = machine.table.cells
+    random = np.random.default_rng(3)
+
+    def say(session: bytes, upto: int) -> None:
+        """In batches, up to a position."""
+        while (held := machine.table.live[session]).position < upto:
+            count = min(upto - held.position, env.kind.settings.batch)
+            tokens = random.integers(3, env.kind.n_vocab, count).tolist()
+            talk = Talk([Row(session, held.epoch, held.position, tokens)], [0] * count, [True] * count)
+            machine.run(talk, talk.bundle(env.model))
+            if upto > cells:
+                return
+
+    for session in SESSIONS[:2]:
+        machine.open(session, 1, 0, env.recipe, None)
+    say(SESSIONS[0], cells - 30)
+    say(SESSIONS[1], cells - 56)
+    say(SESSIONS[1], cells + 1)
+    assert machine.table.live[SESSIONS[1]].position == cells - 56
+    say(SESSIONS[1], cells)
+
+
 @pytest.mark.parametrize("env", ["plain"], indirect=True)
 def test_what_is_forgotten_is_bounded(env: Env) -> None:
     """More ids than are remembered: the first ones may come again under an old epoch, the last ones may not."""
