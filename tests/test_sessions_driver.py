@@ -717,7 +717,7 @@ def test_who_waits_goes_on_when_there_is_room(cluster: Cluster, frees: str, monk
     """Woken by whoever makes it, not because it looks again from time to time."""
     monkeypatch.setattr(sessions_module, "LOOK_AGAIN", 3600)
     waits = threading.Event()
-    with driver(cluster, when_full="wait", wait=60) as pipeline:
+    with driver(cluster, when_full="wait", wait=3600) as pipeline:
         pipeline.on_event = lambda entry: waits.set() if entry["event"] == "wait" else None
         sessions = [pipeline.open() for _ in range(5)]
         for session in sessions[:4]:
@@ -1318,6 +1318,24 @@ def test_a_listener_that_fails_does_not_leave_shards_apart(cluster: Cluster) -> 
             pipeline.on_event = None
             extend(cluster, session, [2])
             extend(cluster, other, [2])
+
+
+def test_a_listener_that_fails_costs_one_more_replay_and_no_refusal(cluster: Cluster) -> None:
+    with driver(cluster) as pipeline:
+        session = pipeline.open()
+        extend(cluster, session, range(9))
+        pipeline.clear()
+
+        def fail(entry: Any) -> None:
+            if entry["event"] == "replay":
+                raise OSError("nobody listens")
+
+        pipeline.on_event = fail
+        with pytest.raises(OSError, match="nobody listens"):
+            session.extend([1])
+        pipeline.on_event = None
+        extend(cluster, session, [2])
+        assert events(pipeline, "refused") == []
 
 
 def test_text_services(cluster: Cluster) -> None:
