@@ -225,6 +225,19 @@ def test_state_that_one_shard_has_lost_is_rebuilt_on_all(cluster: Cluster, index
         assert [entry["position"] for entry in events(pipeline, "replay")] == [11]
 
 
+def test_an_eviction_that_finds_something_else_raises_the_epoch(cluster: Cluster) -> None:
+    """What a shard remembers of the id may be another's, and the session must not come back under the same epoch."""
+    with driver(cluster) as pipeline:
+        session = pipeline.open()
+        extend(cluster, session, range(5))
+        epoch = session.epoch
+        cluster[1].lose(session.id)
+        assert pipeline.evict(session) is session
+        assert session.epoch > epoch
+        extend(cluster, session, [1])
+        assert [entry["operation"] for entry in events(pipeline, "refused")] == ["evict"]
+
+
 def test_several_sessions_of_a_batch_may_be_missing(cluster: Cluster) -> None:
     """Each refusal names one; each of them gets its one more try."""
     with driver(cluster) as pipeline:
