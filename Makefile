@@ -4,13 +4,16 @@
 #   make demo         a real model over three processes
 #   make test         every test, with both builds of llama.cpp
 #   make test-long    each byte of each small vector set to all its other values, by both codecs (ten minutes)
+#   make test-sessions  the state machines of sessions: 2,000 examples, 10,000 mixed operations (twenty minutes)
 #   make check        ruff and mypy
 #   make patches-check where the patches apply, what later releases changed, what builds (PATCHES_ARGS="--quick --json")
 #   make bench        the codecs against their peers, side by side (BENCH_ARGS="--plot FILE --json FILE")
 #   make bench-sessions  what the session table costs, and a worker that is killed (BENCH_ARGS="--json FILE")
+#   make fuzz         fuzz both codecs, all targets in TIME seconds (TIME=60, FUZZ_ARGS="--coverage --json FILE")
+#   make fuzz-long    the same for HOURS hours (HOURS=8), with coverage and a dated report in fuzz/reports
 #   make clean-cache  remove everything that this project put into its cache folder
 
-.PHONY: help demo test test-long check patches-check bench bench-sessions clean-cache
+.PHONY: help demo test test-long test-sessions check patches-check bench bench-sessions fuzz fuzz-long clean-cache
 .DEFAULT_GOAL := help
 # One build at a time; each uses every core by itself.
 .NOTPARALLEL:
@@ -47,6 +50,10 @@ test:
 test-long:
 	@$(SET_UP); BOUNDARY_BUNDLE_EVERY_BYTE=1 exec "$$venv" -m pytest tests/test_cross_codec.py -k every_byte
 
+test-sessions:
+	@$(SET_UP); BOUNDARY_BUNDLE_SESSION_EXAMPLES=2000 BOUNDARY_BUNDLE_SESSION_OPERATIONS=10000 \
+		exec "$$venv" -m pytest tests/test_hot_kv_state.py tests/test_kv_cache_distributed.py
+
 check:
 	@base=; $(FIND_PYTHON); venv=$$("$$base" -I $(BOOTSTRAP) python --no-build) || exit $$?; set -e; \
 	"$$venv" -c 'import mypy, ruff' 2>/dev/null || "$$venv" -m pip install --progress-bar off mypy ruff; \
@@ -65,6 +72,17 @@ bench:
 
 bench-sessions:
 	@$(SET_UP); exec "$$venv" tests/bench/bench_sessions.py $(BENCH_ARGS)
+
+TIME ?= 60
+HOURS ?= 8
+
+fuzz:
+	@base=; $(FIND_PYTHON); venv=$$("$$base" -I $(BOOTSTRAP) python --no-build) || exit $$?; \
+	exec "$$venv" fuzz/run.py --seconds "$(TIME)" $(FUZZ_ARGS)
+
+fuzz-long:
+	@base=; $(FIND_PYTHON); venv=$$("$$base" -I $(BOOTSTRAP) python --no-build) || exit $$?; \
+	exec "$$venv" fuzz/run.py --hours "$(HOURS)" --report $(FUZZ_ARGS)
 
 clean-cache:
 	@base=; $(FIND_PYTHON); "$$base" -I $(BOOTSTRAP) clean

@@ -9,6 +9,7 @@ replay of other tokens; a session of another owner under the same id; a refusal 
 from __future__ import annotations
 
 import collections
+import importlib.util
 import os
 import threading
 import time
@@ -682,6 +683,17 @@ def test_bytes_of_a_session_are_its_share(
         found.append(held(driver.workers))
     assert found[0] == found[1] > 0
     cluster.clear()
+
+
+def test_the_benchmark_of_the_table_compiles(patched_build: NativeBuild, tmp_path: Path) -> None:
+    """It is not run here: it takes minutes, and says nothing that is true or false."""
+    path = Path(__file__).parent / "bench" / "bench_sessions.py"
+    spec = importlib.util.spec_from_file_location("bench_sessions", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.compile_bench(patched_build, tmp_path).exists()
 
 
 # -- saved, and brought back by other processes
