@@ -1,0 +1,672 @@
+"""Fuzzes both codecs: builds what it needs, runs the targets in turn, tells what they found.
+
+    run.py --seconds 60                 all targets, a share of the time each
+    run.py --hours 8 --report           the same for long, with coverage and a dated report in fuzz/reports
+    run.py --replay core FILE           one input again
+
+Everything made lies in fuzz/build: programs, seeds, corpora, findings. Exit status: 0 nothing was
+found, 1 something was, 2 it could not be done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+FUZZ = Path(__file__).resolve().parent
+ROOT = FUZZ.parent
+SHIM = ROOT / "native_shim"
+C_TARGETS = ("core", "stream", "roundtrip", "encode")
+PYTHON_TARGETS = ("decoder", "stream", "inspector", "differential")
+NAMES = (*(f"c-{name}" for name in C_TARGETS), *(f"py-{name}" for name in PYTHON_TARGETS))
+MAX_INPUT = 8192
+#: More than one finding of a kind teaches little; more than so many runs of one target neither.
+MAX_FINDINGS = 8
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+
+
+class Refusal(Exception):
+    """It cannot be done; one sentence for the user."""
+
+
+@dataclass
+class Finding:
+    target: str
+    kind: str
+    file: str
+    input_hex: str
+    #: How many of three runs of the input alone found it again.
+    repeated: int
+
+
+@dataclass
+class Result:
+    target: str
+    seconds: float = 0.0
+    executions: int = 0
+    reached: int = 0
+    accepted: int = 0
+    corpus: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def per_second(self) -> float:
+        return self.executions / self.seconds if self.seconds else 0.0
+
+    @property
+    def share(self) -> float:
+        return self.reached / self.executions if self.executions else 0.0
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# ---- what is needed -------------------------------------------------------------------
+
+
+def _fuzzes(clang: str, folder: Path) -> bool:
+    """Whether a compiler builds libFuzzer targets with sanitizers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = folder / "probe.c"
+    source.write_text(
+        "#include <stddef.h>\n#include <stdint.h>\nint LLVMFuzzerTestOneInput(const uint8_t *d, size_t n);\n"
+        "int LLVMFuzzerTestOneInput(const uint8_t *d, size_t n) { return d == NULL && n > 0; }\n",
+        encoding="ascii",
+    )
+    command = [clang, "-fsanitize=fuzzer,address,undefined", str(source), "-o", str(folder / "probe")]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _version(clang: str) -> int:
+    said = subprocess.run([clang, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"clang version (\d+)", said)
+    return int(found.group(1)) if found else 0
+
+
+def find_clang(folder: Path) -> str | None:
+    """$CLANG, else the newest clang from 14 on that builds libFuzzer targets."""
+    names = [os.environ["CLANG"]] if os.environ.get("CLANG") else ["clang", *(f"clang-{n}" for n in range(22, 13, -1))]
+    there = [path for name in names if (path := shutil.which(name)) is not None and _version(path) >= 14]
+    return next((path for path in there if _fuzzes(path, folder)), None)
+
+
+def need_clang(folder: Path) -> str:
+    clang = find_clang(folder)
+    packages = ["clang", "libclang-rt-dev", "llvm"]
+    if clang is None and shutil.which("apt-get") and os.geteuid() == 0:
+        say(f"installing {', '.join(packages)} ...")
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        subprocess.run(["apt-get", "update", "-q"], env=environment, **quiet)
+        command = ["apt-get", "install", "-q", "-y", "--no-install-recommends", *packages]
+        subprocess.run(command, env=environment, **quiet)
+        clang = find_clang(folder)
+    if clang is None:
+        raise Refusal(
+            "clang 14 or newer with libFuzzer and the sanitizers (compiler-rt) is missing: "
+            f"apt-get install {' '.join(packages)}, or dnf install clang compiler-rt llvm; CLANG=... names another one"
+        )
+    return clang
+
+
+def need_atheris() -> None:
+    wanted = ["atheris", "coverage"]
+    check = [sys.executable, "-c", "import atheris, coverage"]
+    if subprocess.run(check, capture_output=True, check=False).returncode == 0:
+        return
+    say(f"installing {' and '.join(wanted)} ...")
+    command = [sys.executable, "-m", "pip", "install", "--progress-bar", "off", "-q", *wanted]
+    subprocess.run(command, stdout=sys.stderr, check=False)
+    if subprocess.run(check, capture_output=True, check=False).returncode != 0:
+        raise Refusal(
+            f"atheris cannot be had for Python {sys.version_info[0]}.{sys.version_info[1]} from the package index: "
+            "run with a Python that it has wheels for (PYTHON=python3.11 make fuzz), or the C targets alone "
+            "(--only c-core,c-stream,c-roundtrip,c-encode)"
+        )
+
+
+# ---- building ---------------------------------------------------------------------------
+
+
+def _compile(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise Refusal(f"{' '.join(command)} failed:\n{done.stderr}")
+
+
+def _stale(product: Path, sources: Sequence[Path]) -> bool:
+    return not product.exists() or any(source.stat().st_mtime > product.stat().st_mtime for source in sources)
+
+
+@dataclass
+class Tools:
+    """Programs and folders of a run."""
+
+    build: Path
+    clang: str
+
+    @property
+    def mutator(self) -> Path:
+        return self.build / "libmutate.so"
+
+    @property
+    def library(self) -> Path:
+        return self.build / "libcross_codec.so"
+
+    @property
+    def seeds(self) -> Path:
+        return self.build / "seeds"
+
+    def program(self, name: str, what: str = "fuzz") -> Path:
+        return self.build / f"{what}-{name}"
+
+    def corpus(self, name: str) -> Path:
+        return self.build / "corpus" / name
+
+    def beside(self, tool: str) -> str:
+        """A tool of the compiler's own version."""
+        own = Path(self.clang).resolve().parent / tool
+        found = str(own) if own.exists() else shutil.which(f"{tool}-{_version(self.clang)}") or shutil.which(tool)
+        if found is None:
+            raise Refusal(f"{tool} is missing: apt-get install llvm, or dnf install llvm")
+        return found
+
+
+def build_c(tools: Tools, names: Sequence[str], codec: Path = SHIM / "boundary_bundle.c", what: str = "fuzz") -> None:
+    """The C targets; with ``what`` "cover" without sanitizers, counting what runs."""
+    tools.build.mkdir(parents=True, exist_ok=True)
+    flags = ["-std=c11", "-g", "-Wall", "-Wextra", f"-I{SHIM}"]
+    counting = ["-fprofile-instr-generate", "-fcoverage-mapping"] if what == "cover" else []
+    flags += ["-O0", *counting] if what == "cover" else ["-O2", *SANITIZE]
+    # The mutator gives no feedback: its branches are not those that are looked for.
+    mutate = tools.build / f"mutate-{what}.o"
+    headers = [FUZZ / "mutate.h", FUZZ / "target.h", SHIM / "boundary_bundle.h"]
+    if _stale(mutate, [FUZZ / "mutate.c", FUZZ / "mutate.h"]):
+        _compile([tools.clang, "-std=c11", "-O2", "-c", str(FUZZ / "mutate.c"), "-o", str(mutate)])
+    for name in names:
+        program = tools.program(name, what)
+        if _stale(program, [FUZZ / f"{name}.c", codec, mutate, *headers]):
+            say(f"building {program.name} ...")
+            sources = [str(FUZZ / f"{name}.c"), str(codec), str(mutate)]
+            _compile([tools.clang, *flags, "-fsanitize=fuzzer", *sources, "-o", str(program)])
+
+
+def build_libraries(build: Path, compiler: str) -> None:
+    """The mutator, and the C codec with what the tests ask of it, for Python."""
+    build.mkdir(parents=True, exist_ok=True)
+    shared = [compiler, "-std=c11", "-O2", "-fPIC", "-shared"]
+    if _stale(build / "libmutate.so", [FUZZ / "mutate.c", FUZZ / "mutate.h"]):
+        _compile([*shared, str(FUZZ / "mutate.c"), "-o", str(build / "libmutate.so")])
+    sources = [SHIM / "boundary_bundle.c", SHIM / "tests" / "cross_codec.c"]
+    used = [*sources, SHIM / "boundary_bundle.h", SHIM / "tests" / "transcript.h"]
+    if _stale(build / "libcross_codec.so", used):
+        _compile([*shared, *map(str, sources), "-o", str(build / "libcross_codec.so")])
+
+
+def make_seeds(tools: Tools) -> None:
+    """In a process of its own: what this one imports must not come from another installation."""
+    script = f"import seeds, pathlib; print(seeds.write(pathlib.Path({str(tools.seeds)!r})))"
+    shutil.rmtree(tools.seeds, ignore_errors=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=python_environment(), capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise Refusal(f"the seeds cannot be made:\n{done.stderr}")
+
+
+def python_environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{FUZZ}", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+# ---- running ----------------------------------------------------------------------------
+
+
+def seed_folder(name: str) -> str:
+    return "encode" if name == "c-encode" else "python" if name.startswith("py-") else "decode"
+
+
+def command(tools: Tools, name: str) -> list[str]:
+    """The program of a target, without libFuzzer's arguments."""
+    kind, short = name.split("-", 1)
+    if kind == "c":
+        return [str(tools.program(short))]
+    counts = tools.build / f"counts-{name}"
+    return [
+        *(sys.executable, str(FUZZ / "atheris_main.py"), short),
+        *(str(tools.mutator), str(tools.library), str(counts)),
+    ]
+
+
+def environment(name: str) -> dict[str, str]:
+    if name.startswith("py-"):
+        return python_environment()
+    sanitizers = {
+        "ASAN_OPTIONS": "quarantine_size_mb=16:allocator_may_return_null=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    return {**os.environ, **sanitizers}
+
+
+_DONE = re.compile(r"^fuzz: executions (\d+) reached (\d+) accepted (\d+)$", re.MULTILINE)
+_KINDS = (
+    re.compile(r"^FINDING: (.*)$", re.MULTILINE),
+    re.compile(r"^SUMMARY: (.*)$", re.MULTILINE),
+    re.compile(
+        r"^(\w+(?:\.\w+)*(?:Error|Finding|Exception|OverLimit|Truncated|Malformed\w+|Unsupported): .*)$", re.MULTILINE
+    ),
+)
+
+
+def kind_of(text: str) -> str:
+    """The kind of a fault: our sentence, Python's exception, or the sanitizer's summary."""
+    for pattern in (_KINDS[0], _KINDS[2], _KINDS[1]):
+        found = pattern.findall(text)
+        if found:
+            return str(found[-1 if pattern is _KINDS[2] else 0])[:200]
+    return text.strip().splitlines()[-1][:200] if text.strip() else "it ended without a word"
+
+
+def repeat(tools: Tools, name: str, file: Path) -> tuple[int, str]:
+    """How many of three runs of one input fail, and what the last one that did said."""
+    failed, said = 0, ""
+    for _ in range(3):
+        arguments = [*command(tools, name), "-timeout=1", "-rss_limit_mb=1024", "-malloc_limit_mb=256", str(file)]
+        done = subprocess.run(arguments, env=environment(name), capture_output=True, check=False)
+        if done.returncode != 0:
+            failed += 1
+            said = done.stderr.decode("utf-8", "replace")
+    return failed, said
+
+
+def fuzz(tools: Tools, name: str, seconds: float, lock: threading.Lock) -> Result:
+    """Run one target for so many seconds, again after each finding."""
+    result = Result(name)
+    corpus, found = tools.corpus(name), tools.build / "findings" / name
+    corpus.mkdir(parents=True, exist_ok=True)
+    found.mkdir(parents=True, exist_ok=True)
+    begin = time.monotonic()
+    # libFuzzer looks at its clock once a second, and Python needs a moment to begin.
+    overhead = 1.0 if name.startswith("c-") else 2.0
+    while (left := seconds - (time.monotonic() - begin)) > 0 and len(result.findings) < MAX_FINDINGS:
+        known = set(found.iterdir())
+        arguments = [
+            *command(tools, name),
+            f"-max_total_time={max(1, round(left - overhead))}",
+            *(f"-max_len={MAX_INPUT}", "-timeout=1", "-rss_limit_mb=1024", "-malloc_limit_mb=256"),
+            *(f"-dict={tools.seeds / 'dictionary'}", f"-artifact_prefix={found}/", "-print_final_stats=0"),
+            *(str(corpus), str(tools.seeds / seed_folder(name))),
+        ]
+        ran = time.monotonic()
+        process = subprocess.Popen(
+            arguments, env=environment(name), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=tools.build
+        )
+        said = _follow(process, name, lock)
+        took = time.monotonic() - ran
+        result.seconds += took
+        _count(tools, name, said, result)
+        new = [path for path in found.iterdir() if path not in known]
+        for path in new:
+            failed, text = repeat(tools, name, path)
+            kind = kind_of(text or said)
+            finding = Finding(name, kind, str(path.relative_to(tools.build)), path.read_bytes().hex(), failed)
+            result.findings.append(finding)
+            with lock:
+                say(f"{name}: FOUND {kind} ({failed} of 3 again): {path}")
+        if process.returncode != 0 and not new:
+            result.error = kind_of(said)
+            break
+        if not new:
+            break
+    result.corpus = sum(1 for _ in corpus.iterdir())
+    return result
+
+
+def _follow(process: subprocess.Popen[bytes], name: str, lock: threading.Lock) -> str:
+    """Standard error to its end; the last lines of it, and a line of progress now and then."""
+    kept: list[str] = []
+    shown = time.monotonic()
+    assert process.stderr is not None
+    for raw in process.stderr:
+        line = raw.decode("utf-8", "replace")
+        progress = re.match(r"#(\d+)\s.*cov: (\d+) .*corp: (\d+)", line)
+        if progress is None:
+            kept.append(line)
+            del kept[:-400]
+        elif time.monotonic() - shown > 5:
+            shown = time.monotonic()
+            with lock:
+                done, edges, corpus = progress.groups()
+                say(f"{name}: {int(done):,} executions, {edges} edges, corpus {corpus}")
+    process.wait()
+    return "".join(kept)
+
+
+def _count(tools: Tools, name: str, said: str, result: Result) -> None:
+    if name.startswith("py-"):
+        try:
+            numbers = struct.unpack("<3Q", (tools.build / f"counts-{name}").read_bytes())
+        except (OSError, struct.error):
+            return
+    else:
+        found = _DONE.findall(said)
+        if not found:
+            return
+        numbers = tuple(map(int, found[-1]))
+    result.executions += numbers[0]
+    result.reached += numbers[1]
+    result.accepted += numbers[2]
+
+
+# ---- coverage ---------------------------------------------------------------------------
+
+#: Functions of the C codec through which input goes; the rest encodes, compares contracts, or is asked
+#: by a caller about registries. A name that is gone from the source is an error, so that the list stays whole.
+DECODING = (
+    *("load16", "load32", "load64", "multiply", "first_nonzero", "first_not_bool", "name_byte", "name_is_plain"),
+    *("reverse", "advance", "text_is", "dtype_of", "key_of", "record_bytes", "fragments_of", "frames_size", "seek"),
+    *("tree_find", "tree_insert", "find_fragment", "check_magic", "bundle_of", "find_open", "find_free"),
+    *("check_fragment_header", "check_header", "begin_head", "check_head_fixed", "seen_before", "check_tensor"),
+    *("check_attr", "check_head", "is_known", "take_known", "checksum_counts", "check_frame", "next_frame"),
+    *("reader_of_one", "decode_frames", "decode_one", "decode_head", "tensor_view", "attr_view", "stop", "take"),
+    *("reserve", "finish_frame", "bb_decode", "bb_decode_head", "bb_prepared_decode", "bb_prepared_decode_head"),
+    *("bb_tensor_at", "bb_tensor_find", "bb_tensor_read", "bb_attr_at", "bb_attr_find"),
+    *("bb_stream_push", "bb_stream_finish"),
+)
+
+
+@dataclass
+class Cover:
+    file: str
+    lines: int = 0
+    lines_covered: int = 0
+    branches: int = 0
+    branches_covered: int = 0
+    #: "LINE FUNCTION: text (never true / never false / never to LINE)"
+    uncovered: list[str] = field(default_factory=list)
+
+
+def cover_c(tools: Tools, names: Sequence[str]) -> Cover:
+    """Lines and branches of the C decoder that the corpora reach."""
+    short = [name[2:] for name in names if name.startswith("c-")]
+    build_c(tools, short, what="cover")
+    profiles = []
+    for name in short:
+        raw = tools.build / f"cover-{name}.profraw"
+        places = [str(tools.seeds / seed_folder(f"c-{name}"))]
+        # Every corpus of datastreams is one to every decoder.
+        others = [f"c-{name}"] if name == "encode" else [other for other in NAMES if other != "c-encode"]
+        if name != "encode":
+            places.append(str(tools.seeds / "large"))
+        places += [str(tools.corpus(other)) for other in others if tools.corpus(other).is_dir()]
+        done = subprocess.run(
+            [str(tools.program(name, "cover")), "-runs=0", f"-max_len={1 << 22}", "-rss_limit_mb=2048", *places],
+            env={**os.environ, "LLVM_PROFILE_FILE": str(raw)},
+            capture_output=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise Refusal(
+                f"cover-{name} ended with status {done.returncode}: {done.stderr[-300:].decode(errors='replace')}"
+            )
+        profiles.append(str(raw))
+    data = tools.build / "cover.profdata"
+    _compile([tools.beside("llvm-profdata"), "merge", "-sparse", *profiles, "-o", str(data)])
+    programs = [str(tools.program(name, "cover")) for name in short]
+    objects = [word for program in programs[1:] for word in ("-object", program)]
+    exported = subprocess.run(
+        [tools.beside("llvm-cov"), "export", f"-instr-profile={data}", programs[0], *objects],
+        capture_output=True,
+        check=True,
+    )
+    return _cover_c(json.loads(exported.stdout)["data"][0])
+
+
+def _cover_c(data: dict[str, Any]) -> Cover:
+    source = SHIM / "boundary_bundle.c"
+    text = source.read_text(encoding="ascii").splitlines()
+    lines: dict[int, bool] = {}
+    branches: dict[tuple[int, int, int], list[Any]] = {}
+    gone = [name for name in DECODING if not any(f"{name}(" in line for line in text)]
+    if gone:
+        raise Refusal(f"fuzz/run.py lists functions that boundary_bundle.c does not have: {', '.join(sorted(gone))}")
+    for function in data["functions"]:
+        name = function["name"].rsplit(":", 1)[-1]
+        if not function["filenames"][0].endswith("boundary_bundle.c") or name not in DECODING:
+            continue
+        for first, _, last, _, count, in_file, _, kind in function["regions"]:
+            if kind == 0 and in_file == 0:
+                for line in (first, last):
+                    lines[line] = lines.get(line, False) or count > 0
+        for line, column, _, end, true, false, in_file, *_ in function["branches"]:
+            if in_file == 0:
+                row = branches.setdefault((line, column, end), [name, 0, 0])
+                row[1] += true
+                row[2] += false
+    cover = Cover("native_shim/boundary_bundle.c (what decodes)", len(lines), sum(lines.values()))
+    for (line, column, end), (name, true, false) in sorted(branches.items()):
+        cover.branches += 2
+        cover.branches_covered += (true > 0) + (false > 0)
+        for count, word in ((true, "true"), (false, "false")):
+            if not count:
+                cover.uncovered.append(f"{line} {name}: `{text[line - 1][column - 1 : end - 1]}` never {word}")
+    return cover
+
+
+def cover_python(tools: Tools) -> Cover:
+    """Lines and branches of the Python decoder that the corpora reach."""
+    place = tools.build / "cover-python"
+    place.mkdir(exist_ok=True)
+    decoder = ROOT / "boundary_bundle" / "decoder.py"
+    places = [
+        tools.seeds / "decode",
+        tools.seeds / "large",
+        *(tools.corpus(name) for name in NAMES if name != "c-encode"),
+    ]
+    setting = {**python_environment(), "COVERAGE_FILE": str(place / "data")}
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "coverage", "run", "--branch", f"--include={decoder}", str(FUZZ / "replay.py")),
+            *(
+                str(tools.library),
+                "decoder,stream,differential",
+                *(str(folder) for folder in places if folder.is_dir()),
+            ),
+        ],
+        env=setting,
+        cwd=place,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ran.returncode != 0:
+        raise Refusal(f"the Python targets end over the corpora with status {ran.returncode}:\n{ran.stderr[-1000:]}")
+    report = place / "report.json"
+    as_json = [sys.executable, "-m", "coverage", "json", "-q", "-o", str(report)]
+    subprocess.run(as_json, env=setting, cwd=place, check=True, stdout=sys.stderr)
+    found = next(iter(json.loads(report.read_text("utf-8"))["files"].values()))
+    summary = found["summary"]
+    cover = Cover(
+        "boundary_bundle/decoder.py",
+        *(summary["num_statements"], summary["covered_lines"]),
+        *(summary["num_branches"], summary["covered_branches"]),
+    )
+    text = decoder.read_text("utf-8").splitlines()
+    for line, to in found["missing_branches"]:
+        where = f"to line {to}" if to > 0 else "to the end"
+        cover.uncovered.append(f"{line}: `{text[line - 1].strip()}` never {where}")
+    return cover
+
+
+# ---- telling ----------------------------------------------------------------------------
+
+
+def table(results: Sequence[Result]) -> str:
+    rows = [("target", "seconds", "executions", "per second", "reach records", "bundles", "corpus", "findings")]
+    for r in results:
+        share = f"{100 * r.share:.1f}%"
+        rows.append(
+            (
+                *(r.target, f"{r.seconds:.1f}", f"{r.executions:,}", f"{r.per_second:,.0f}", share),
+                *(f"{r.accepted:,}", f"{r.corpus:,}", str(len(r.findings)) if r.error is None else "FAILED"),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            f"{cell:<{w}}" if i == 0 else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+
+
+def percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.2f}%" if whole else "-"
+
+
+def report(results: Sequence[Result], covers: Sequence[Cover], seconds: float, compiler: str) -> str:
+    """The dated report, in Markdown."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    # The commit is of use only if the tree is that commit.
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    out = [f"# Fuzzing, {now:%Y-%m-%d %H:%M} UTC\n"]
+    out.append(
+        f"Commit {commit or 'unknown'}, {seconds / 3600:.2f} hours, {compiler}, Python "
+        f"{sys.version.split()[0]}. `make fuzz-long` makes such a report.\n"
+    )
+    out.append("| target | seconds | executions | per second | reach the records | bundles | corpus | findings |")
+    out.append("|---|---|---|---|---|---|---|---|")
+    for r in results:
+        out.append(
+            f"| {r.target} | {r.seconds:.0f} | {r.executions:,} | {r.per_second:,.0f} | {100 * r.share:.1f}% | "
+            f"{r.accepted:,} | {r.corpus:,} | {len(r.findings) if r.error is None else r.error} |"
+        )
+    out.append("\n## Coverage by the corpora alone\n")
+    for cover in covers:
+        out.append(
+            f"{cover.file}: lines {percent(cover.lines_covered, cover.lines)} "
+            f"({cover.lines_covered} of {cover.lines}), branches "
+            f"{percent(cover.branches_covered, cover.branches)} ({cover.branches_covered} of {cover.branches}). "
+            "Not covered:\n"
+        )
+        out += [f"- {line}" for line in cover.uncovered] or ["- nothing"]
+        out.append("")
+    out.append("## Findings\n")
+    findings = [finding for r in results for finding in r.findings]
+    for finding in findings:
+        out.append(f"- {finding.target}: {finding.kind}; {finding.repeated} of 3 runs alone; `{finding.input_hex}`")
+    if not findings:
+        out.append("None.")
+    return "\n".join(out) + "\n"
+
+
+# ---- the command ------------------------------------------------------------------------
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="fuzz/run.py", description="Fuzz the codecs.")
+    parser.add_argument("--seconds", type=float, default=60, help="for all targets together (60)")
+    parser.add_argument("--hours", type=float, help="in place of --seconds")
+    parser.add_argument("--only", default=",".join(NAMES), metavar="TARGETS", help="some of: %(default)s")
+    parser.add_argument("--jobs", type=int, default=1, help="targets at a time (1)")
+    parser.add_argument("--coverage", action="store_true", help="measure what of both decoders the corpora reach")
+    parser.add_argument("--report", action="store_true", help="write fuzz/reports/DATE.md; implies --coverage")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write results there too")
+    parser.add_argument("--build", type=Path, default=FUZZ / "build", help="folder of everything made (fuzz/build)")
+    parser.add_argument("--replay", nargs=2, metavar=("TARGET", "FILE"), help="run one input and end with its status")
+    options = parser.parse_args(arguments)
+    options.names = [name for name in options.only.split(",") if name]
+    unknown = sorted(set(options.names) - set(NAMES))
+    if unknown or not options.names:
+        parser.error(f"--only: {', '.join(unknown) or 'nothing'} is none of {', '.join(NAMES)}")
+    if options.replay is not None:
+        if options.replay[0] not in NAMES:
+            parser.error(f"--replay: {options.replay[0]} is none of {', '.join(NAMES)}")
+        options.names = [options.replay[0]]
+    for number in (options.seconds, options.hours or 1.0, options.jobs):
+        if not number > 0:
+            parser.error("--seconds, --hours and --jobs are above 0")
+    return options
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse(arguments)
+    try:
+        return _main(options)
+    except Refusal as error:
+        say(f"error: {error}")
+        return 2
+    except KeyboardInterrupt:
+        say("interrupted; corpora and findings are kept")
+        return 130
+
+
+def _main(options: argparse.Namespace) -> int:
+    build = options.build.resolve()
+    tools = Tools(build, need_clang(build))
+    covering = options.coverage or options.report
+    if covering or any(name.startswith("py-") for name in options.names):
+        need_atheris()
+    build_c(tools, [name[2:] for name in options.names if name.startswith("c-")])
+    build_libraries(build, tools.clang)
+    if options.replay is not None:
+        name, file = options.replay
+        return subprocess.run([*command(tools, name), file], env=environment(name), check=False).returncode and 1
+    make_seeds(tools)
+
+    seconds = options.hours * 3600 if options.hours is not None else options.seconds
+    share = seconds / len(options.names) * min(options.jobs, len(options.names))
+    lock = threading.Lock()
+    with ThreadPoolExecutor(options.jobs) as pool:
+        results = list(pool.map(lambda name: fuzz(tools, name, share, lock), options.names))
+    covers = []
+    if covering:
+        say("measuring coverage ...")
+        covers = [cover_c(tools, [f"c-{name}" for name in ("core", "stream")]), cover_python(tools)]
+
+    print(table(results))
+    for cover in covers:
+        lines, branches = percent(cover.lines_covered, cover.lines), percent(cover.branches_covered, cover.branches)
+        print(f"{cover.file}: lines {lines}, branches {branches}, {len(cover.uncovered)} branches not covered")
+    findings = [finding for result in results for finding in result.findings]
+    for finding in findings:
+        print(f"{finding.target}: {finding.kind}; {finding.repeated} of 3 runs alone; {build / finding.file}")
+    errors = [f"{result.target} did not run: {result.error}" for result in results if result.error is not None]
+    for error in errors:
+        print(error)
+    if options.json is not None:
+        whole = {
+            "seconds": seconds,
+            "targets": [{**asdict(r), "per_second": r.per_second, "reach_share": r.share} for r in results],
+            "coverage": [asdict(cover) for cover in covers],
+        }
+        options.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    if options.report:
+        compiler = f"clang {_version(tools.clang)}"
+        stamp = datetime.datetime.now(datetime.timezone.utc)
+        file = FUZZ / "reports" / f"{stamp:%Y-%m-%d-%H%M}.md"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(report(results, covers, seconds, compiler), encoding="utf-8")
+        print(f"report: {file.relative_to(ROOT)}")
+    return 1 if findings else 2 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
