@@ -40,6 +40,51 @@ static void look(const bb_bundle *b, size_t size) {
           "a tensor behind the last");
 }
 
+/* Faults of the call are told, and details of an error need not be asked for. */
+static void caller(const bb_config *c, const uint8_t *data, size_t size, int code, int head_code) {
+    bb_config wrong = *c;
+    bb_bundle b;
+    bb_tensor t;
+    bb_attr a;
+    uint8_t some[1];
+    HOLDS(bb_decode(c, data, size, &b, NULL) == code, "without details another verdict");
+    if (code == BB_OK) {
+        HOLDS(bb_tensor_find(&b, "no such tensor", &t) == -1 && bb_attr_find(&b, 0, &a) == -1, "what is not there is found");
+        if (b.tensor_count > 0) {
+            bb_tensor again;
+            HOLDS(bb_tensor_at(&b, 0, &t) == BB_OK && bb_tensor_find(&b, t.name, &again) == 0 && again.bytes == t.bytes,
+                  "tensor 0 is another by its name");
+            HOLDS(t.bytes == 0 || bb_tensor_read(&b, 0, NULL, (size_t)t.bytes) == BB_E_ARGUMENT, "read to nowhere");
+        }
+        if (b.attribute_count > 0) {
+            HOLDS(bb_attr_at(&b, 0, &a) == BB_OK && bb_attr_find(&b, a.key, &a) == 0, "attribute 0 is another by its key");
+        }
+        HOLDS(bb_tensor_read(&b, b.tensor_count, some, 1) == BB_E_ARGUMENT, "a tensor behind the last is read");
+        HOLDS(bb_attr_at(&b, b.attribute_count, &a) == BB_E_ARGUMENT, "an attribute behind the last");
+        HOLDS(bb_tensor_at(&b, 0, NULL) == BB_E_ARGUMENT && bb_attr_at(&b, 0, NULL) == BB_E_ARGUMENT, "no place");
+        HOLDS(bb_tensor_find(&b, NULL, NULL) == -1, "no name");
+    }
+    HOLDS(bb_decode_head(c, data, size, &b, NULL, NULL) == head_code, "without details another head");
+    if (head_code == BB_OK && b.tensor_count > 0) {
+        HOLDS(bb_tensor_at(&b, 0, &t) == BB_OK && t.data == NULL, "a head has payload");
+        HOLDS(bb_tensor_read(&b, 0, some, 1) == BB_E_ARGUMENT, "a head is read");
+    }
+    wrong.limits.rank = BB_MAX_RANK + 1;
+    HOLDS(bb_decode(&wrong, data, size, &b, NULL) == BB_E_ARGUMENT, "a rank of 9");
+    HOLDS(bb_decode_head(&wrong, data, size, &b, NULL, NULL) == BB_E_ARGUMENT, "a rank of 9 in a head");
+    HOLDS(bb_decode(c, data, size, NULL, NULL) == BB_E_ARGUMENT, "no place for a bundle");
+    HOLDS(bb_decode_head(c, data, size, NULL, NULL, NULL) == BB_E_ARGUMENT, "no place for a head");
+    HOLDS(bb_decode(c, NULL, 1, &b, NULL) == BB_E_ARGUMENT, "no data");
+    HOLDS(bb_decode_head(c, NULL, 1, &b, NULL, NULL) == BB_E_ARGUMENT, "no data of a head");
+    HOLDS(bb_decode(c, NULL, 0, &b, NULL) == BB_TRUNCATED, "no bytes are a bundle");
+    HOLDS(bb_decode_head(c, NULL, 0, &b, NULL, NULL) == BB_NEED_MORE, "no bytes are a head");
+    HOLDS(bb_prepared_decode(NULL, data, size, &b, NULL) == BB_E_ARGUMENT, "no preparation");
+    HOLDS(bb_prepared_decode_head(NULL, data, size, &b, NULL, NULL) == BB_E_ARGUMENT, "no preparation of a head");
+    HOLDS(bb_tensor_at(NULL, 0, &t) == BB_E_ARGUMENT && bb_attr_at(NULL, 0, &a) == BB_E_ARGUMENT, "no bundle");
+    HOLDS(bb_tensor_find(NULL, "a", NULL) == -1 && bb_attr_find(NULL, 2, NULL) == -1, "nothing is found in no bundle");
+    HOLDS(bb_tensor_read(NULL, 0, some, 1) == BB_E_ARGUMENT, "no bundle is read");
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     bb_config c;
     bb_bundle b, head;
@@ -75,6 +120,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         HOLDS(head_code == code && head_error.offset == e.offset, "head %d at %" PRIu64 ", bundle %d at %" PRIu64,
               head_code, head_error.offset, code, e.offset);
     }
+    if ((control & FUZZ_CALLER) != 0) {
+        caller(&c, data, size, code, head_code);
+    }
     if ((control & FUZZ_PREPARED) != 0) {
         bb_prepared prepared;
         bb_error again;
@@ -83,6 +131,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         int ready = bb_prepare_decode(&prepared, &c, data, size, memory, size + 128, &again);
         HOLDS((ready == BB_OK) == (head_code == BB_OK), "the head is %d and its preparation %d", head_code, ready);
         if (ready == BB_OK) {
+            size_t prepared_bytes = 0;
+            HOLDS(bb_prepared_decode_head(&prepared, data, size, &second, &prepared_bytes, NULL) == BB_OK &&
+                      prepared_bytes == frame_bytes,
+                  "the prepared head is another");
             memset(&again, 0, sizeof again);
             ready = bb_prepared_decode(&prepared, data, size, &second, &again);
             HOLDS(ready == code && (code == BB_OK || again.offset == e.offset), "%d at %" PRIu64 ", prepared %d at %" PRIu64,

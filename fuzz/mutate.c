@@ -539,7 +539,7 @@ static void change_control(uint8_t *p) {
     if (k < 10) {
         p[k] = (uint8_t)(draw(2) != 0 ? 1 + draw(12) : draw(256));
     } else if (k == 10) {
-        p[10] = (uint8_t)draw(8);
+        p[10] = (uint8_t)draw(draw(4) != 0 ? 8 : 256);
     } else if (k == 11) {
         p[11] = (uint8_t)draw(FUZZ_PIECES);
     } else if (k < FUZZ_CONTROL) {

@@ -19,7 +19,17 @@
 
 #define FUZZ_CONTROL 16
 
-enum fuzz_flags { FUZZ_REQUIRE_CHECKSUMS = 1, FUZZ_PREPARED = 2, FUZZ_CORE = 4 };
+enum fuzz_flags {
+    FUZZ_REQUIRE_CHECKSUMS = 1,
+    FUZZ_PREPARED = 2,
+    FUZZ_CORE = 4,
+    /* of the C targets alone */
+    FUZZ_SINGLE = 8,    /* a stream of exactly one bundle */
+    FUZZ_STARVED = 16,  /* a stream whose caller has no memory at every other time */
+    FUZZ_NO_ERROR = 32, /* nobody asks for the details of an error */
+    FUZZ_CALLER = 64,   /* faults of the call too: NULL, indices and names that are not there */
+    FUZZ_CONTRACT = 128 /* of py-decoder and py-stream: the head is compared with a contract */
+};
 enum fuzz_pieces { FUZZ_WHOLE = 0, FUZZ_BYTES = 1, FUZZ_SMALL = 2, FUZZ_FRAMES = 3, FUZZ_MIXED = 4, FUZZ_PIECES = 5 };
 
 /* Size of the next piece; *state begins as the seed. May be 0. */

@@ -390,6 +390,16 @@ DECODING = (
 )
 
 
+#: Why no input gets there, by function (C) and text.
+EXPLAINED = {
+    "multiply: `a != 0` never false": "elements begin at 1 and dimensions of 0 count as 1",
+    "check_tensor: `i < zeros` never false": "name_is_plain said that something is wrong, and the name is not",
+    "is_known: `memcmp(": "another head of the same length and checksum: a collision, which no target forges",
+    "reserve: `need > BB_SPAN` never true": "more than half of the address space",
+    '`if conformance not in ("core", "stream"):`': "an argument of the caller, no input",
+}
+
+
 @dataclass
 class Cover:
     file: str
@@ -535,6 +545,10 @@ def table(results: Sequence[Result]) -> str:
     )
 
 
+def explanation(line: str) -> str | None:
+    return next((reason for text, reason in EXPLAINED.items() if text in line), None)
+
+
 def percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.2f}%" if whole else "-"
 
@@ -566,7 +580,7 @@ def report(results: Sequence[Result], covers: Sequence[Cover], seconds: float, c
             f"{percent(cover.branches_covered, cover.branches)} ({cover.branches_covered} of {cover.branches}). "
             "Not covered:\n"
         )
-        out += [f"- {line}" for line in cover.uncovered] or ["- nothing"]
+        out += [f"- {line}; {explanation(line) or '**not explained**'}" for line in cover.uncovered] or ["- nothing"]
         out.append("")
     out.append("## Findings\n")
     findings = [finding for r in results for finding in r.findings]
@@ -639,12 +653,14 @@ def _main(options: argparse.Namespace) -> int:
     covers = []
     if covering:
         say("measuring coverage ...")
-        covers = [cover_c(tools, [f"c-{name}" for name in ("core", "stream")]), cover_python(tools)]
+        covers = [cover_c(tools, [f"c-{name}" for name in ("core", "stream", "encode")]), cover_python(tools)]
 
     print(table(results))
     for cover in covers:
         lines, branches = percent(cover.lines_covered, cover.lines), percent(cover.branches_covered, cover.branches)
-        print(f"{cover.file}: lines {lines}, branches {branches}, {len(cover.uncovered)} branches not covered")
+        print(f"{cover.file}: lines {lines}, branches {branches}, not covered:")
+        for line in cover.uncovered:
+            print(f"  {line}; {explanation(line) or 'not explained'}")
     findings = [finding for result in results for finding in result.findings]
     for finding in findings:
         print(f"{finding.target}: {finding.kind}; {finding.repeated} of 3 runs alone; {build / finding.file}")

@@ -24,6 +24,10 @@ LIMIT_NAMES = (
     *("attribute_bytes", "fragments", "open_bundles", "extension_bytes"),
 )
 REQUIRE_CHECKSUMS, PREPARED, CORE = 1, 2, 4
+#: Of the C targets alone.
+SINGLE, STARVED, NO_ERROR, CALLER = 8, 16, 32, 64
+#: Of py-decoder and py-stream.
+CONTRACT = 128
 WHOLE, BYTES, SMALL, FRAMES, MIXED = range(5)
 MAX_SEED = 4096
 
@@ -68,7 +72,8 @@ def _of_vector(vector: Vector, index: int) -> Iterator[bytes]:
     require = REQUIRE_CHECKSUMS if "require_checksums" in vector.flags else 0
     core = 0 if vector.classes == ("stream",) else CORE
     yield control(vector.limits, require | core) + vector.data
-    yield control(vector.limits, require | PREPARED | (core ^ CORE), 1 + index % 4, index) + vector.data
+    more = (0, SINGLE, STARVED, NO_ERROR, CALLER, CONTRACT)[index % 6]
+    yield control(vector.limits, require | PREPARED | (core ^ CORE) | more, 1 + index % 4, index) + vector.data
 
 
 def decoder_seeds() -> Iterator[bytes]:
