@@ -266,20 +266,22 @@ def environment(name: str) -> dict[str, str]:
 _DONE = re.compile(r"^fuzz: executions (\d+) reached (\d+) accepted (\d+)$", re.MULTILINE)
 _KINDS = (
     re.compile(r"^FINDING: (.*)$", re.MULTILINE),
+    re.compile(r"Uncaught Python exception: ===\s*\n(.*)$", re.MULTILINE),
     re.compile(r"^SUMMARY: (.*)$", re.MULTILINE),
-    re.compile(
-        r"^(\w+(?:\.\w+)*(?:Error|Finding|Exception|OverLimit|Truncated|Malformed\w+|Unsupported): .*)$", re.MULTILINE
-    ),
 )
 
 
 def kind_of(text: str) -> str:
     """The kind of a fault: our sentence, Python's exception, or the sanitizer's summary."""
-    for pattern in (_KINDS[0], _KINDS[2], _KINDS[1]):
-        found = pattern.findall(text)
-        if found:
-            return str(found[-1 if pattern is _KINDS[2] else 0])[:200]
+    for pattern in _KINDS:
+        found = pattern.search(text)
+        if found is not None:
+            return found.group(1)[:200]
     return text.strip().splitlines()[-1][:200] if text.strip() else "it ended without a word"
+
+
+#: libFuzzer speaks on standard error, atheris tells of exceptions on standard output.
+_TOGETHER: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 
 
 def repeat(tools: Tools, name: str, file: Path) -> tuple[int, str]:
@@ -287,10 +289,10 @@ def repeat(tools: Tools, name: str, file: Path) -> tuple[int, str]:
     failed, said = 0, ""
     for _ in range(3):
         arguments = [*command(tools, name), "-timeout=1", "-rss_limit_mb=1024", "-malloc_limit_mb=256", str(file)]
-        done = subprocess.run(arguments, env=environment(name), capture_output=True, check=False)
+        done = subprocess.run(arguments, env=environment(name), **_TOGETHER, check=False)
         if done.returncode != 0:
             failed += 1
-            said = done.stderr.decode("utf-8", "replace")
+            said = done.stdout.decode("utf-8", "replace")
     return failed, said
 
 
@@ -313,9 +315,7 @@ def fuzz(tools: Tools, name: str, seconds: float, lock: threading.Lock) -> Resul
             *(str(corpus), str(tools.seeds / seed_folder(name))),
         ]
         ran = time.monotonic()
-        process = subprocess.Popen(
-            arguments, env=environment(name), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=tools.build
-        )
+        process = subprocess.Popen(arguments, env=environment(name), cwd=tools.build, **_TOGETHER)
         said = _follow(process, name, lock)
         took = time.monotonic() - ran
         result.seconds += took
@@ -328,21 +328,21 @@ def fuzz(tools: Tools, name: str, seconds: float, lock: threading.Lock) -> Resul
             result.findings.append(finding)
             with lock:
                 say(f"{name}: FOUND {kind} ({failed} of 3 again): {path}")
-        if process.returncode != 0 and not new:
-            result.error = kind_of(said)
-            break
         if not new:
+            # One that is known already is in the way at each start, when a seed shows it.
+            if process.returncode != 0 and not result.findings:
+                result.error = kind_of(said)
             break
     result.corpus = sum(1 for _ in corpus.iterdir())
     return result
 
 
 def _follow(process: subprocess.Popen[bytes], name: str, lock: threading.Lock) -> str:
-    """Standard error to its end; the last lines of it, and a line of progress now and then."""
+    """What it says to its end; the last lines of it, and a line of progress now and then."""
     kept: list[str] = []
     shown = time.monotonic()
-    assert process.stderr is not None
-    for raw in process.stderr:
+    assert process.stdout is not None
+    for raw in process.stdout:
         line = raw.decode("utf-8", "replace")
         progress = re.match(r"#(\d+)\s.*cov: (\d+) .*corp: (\d+)", line)
         if progress is None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from boundary_bundle.bundle import LIMIT_MAXIMA
 from boundary_bundle.conformance.vectors import load
 from boundary_bundle.decoder import decode
 from boundary_bundle.errors import BundleError
@@ -80,7 +81,8 @@ class Mutator:
 
     def __call__(self, data: bytes, seed: int) -> bytes:
         room = ctypes.create_string_buffer(data, 8192)
-        return room.raw[: self.lib.fuzz_mutate(room, len(data), 8192, seed, None)]
+        size = self.lib.fuzz_mutate(room, len(data), 8192, seed, None)
+        return room.raw[:size]
 
 
 # ---- seeds ----------------------------------------------------------------------------
@@ -93,8 +95,7 @@ def test_seeds_are_the_vectors(folder: Path) -> None:
         if len(vector.data) > seeds.MAX_SEED or vector.contract is not None or "one" not in vector.classes:
             continue
         data = next(iter(seeds._of_vector(vector, 0)))
-        limits = seeds.limits_of(data)
-        if any(getattr(limits, name) != value for name, value in vector.limits.items()):
+        if any(253 < value < LIMIT_MAXIMA[name] // 2 for name, value in vector.limits.items()):
             continue  # a limit between those that a byte can say
         found = targets.decoder(data)
         error = vector.error
@@ -269,9 +270,8 @@ def test_kinds_are_told_apart() -> None:
     assert runner.kind_of("x\nFINDING: the second encoding differs\nSUMMARY: libFuzzer: deadly signal\n") == (
         "the second encoding differs"
     )
-    assert runner.kind_of("Traceback\n  File x\nIndexError: planted\nSUMMARY: libFuzzer: fuzz target exited\n") == (
-        "IndexError: planted"
-    )
+    atheris = " === Uncaught Python exception: ===\nIndexError: planted\nTraceback\nSUMMARY: libFuzzer: exited\n"
+    assert runner.kind_of(atheris) == "IndexError: planted"
     assert runner.kind_of("==1==ERROR\nSUMMARY: AddressSanitizer: heap-buffer-overflow a.c:1\n").startswith(
         "AddressSan"
     )
