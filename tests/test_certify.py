@@ -47,7 +47,9 @@ WITHOUT_MEMORY = Traits(memory=False, n_vocab=320, n_ctx_train=2048, whole=True)
 # -- settings
 
 
-@pytest.mark.parametrize("traits", [PLAIN, LATENT, WINDOW, WITHOUT_MEMORY], ids=["memory", "latent", "window", "without"])
+@pytest.mark.parametrize(
+    "traits", [PLAIN, LATENT, WINDOW, WITHOUT_MEMORY], ids=["memory", "latent", "window", "without"]
+)
 def test_every_legal_pair_of_values_is_met(traits: Traits) -> None:
     """By the definition, from all settings, and not by what the covering array says of itself."""
     ruled = rules(traits)

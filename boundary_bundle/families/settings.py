@@ -66,7 +66,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """One word, such as ``b3u+1.s2.split.flash.q8_0-f16.last.long``; with a window that moves, ``.moving`` behind."""
+        """One word, such as ``b3u+1.s2.split.flash.q8_0-f16.last.long``; ``.moving`` behind it for such a window."""
         flash = "flash" if self.flash == "on" else "plain"
         name = f"b{self.batch}.s{self.sequences}.{self.kv}.{flash}.{self.types}.{self.outputs}.{self.context}"
         return name if self.window == "whole" else f"{name}.{self.window}"
@@ -95,9 +95,9 @@ class Illegal:
 class Traits:
     """What decides about settings.
 
-    ``whole``: attention goes both ways, so that a batch is one micro-batch. ``window``: layers with a sliding window have
-    a cache of their own. ``encode``: batches go through llama_encode
-    (``all``), or one does before the others (``first``), or none (``none``). ``latent``: values are a part of the keys.
+    ``whole``: attention goes both ways, so that a batch is one micro-batch. ``window``: layers with a sliding window
+    have a cache of their own. ``encode``: batches go through llama_encode (``all``), or one does before the others
+    (``first``), or none (``none``). ``latent``: values are a part of the keys.
     """
 
     memory: bool
@@ -461,7 +461,8 @@ def plan_text(runs: Iterable[Run], *, refuse: Mapping[str, bool] | None = None, 
         lines.append(
             f"setting {setting.name} ctx {run.n_ctx} batch {run.n_batch} ubatch {run.n_ubatch} "
             f"seqs {setting.sequences} unified {int(setting.kv == 'unified')} flash {int(setting.flash == 'on')} "
-            f"type_k {type_k} type_v {type_v} swa_full {int(setting.window == 'whole')} embeddings {int(run.embeddings)} "
+            f"type_k {type_k} type_v {type_v} swa_full {int(setting.window == 'whole')} "
+            f"embeddings {int(run.embeddings)} "
             f"refuse {int((refuse or {}).get(setting.name, False))} dump {int(setting.name == dump)} "
             f"batches {len(run.batches)}"
         )
