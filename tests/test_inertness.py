@@ -27,9 +27,9 @@ DARWIN = sys.platform == "darwin"
 #: Instructions that the patched library may execute beyond those of the unpatched one.
 ALLOWED = 0.001
 #: Bytes between model and context (plain_run.c). The hash tables of ggml are over addresses, and a larger library moves
-#: what it allocates: of one and the same code collisions alone make 0.2% of the instructions for a batch, and differences
-#: of as much between whole runs. So the fewest of some layouts are compared: for a whole run of each function, since no
-#: single layout is the best for all of them.
+#: what it allocates: of one and the same code collisions alone make 0.2% of the instructions for a batch, and whole
+#: runs differ by as much. So the fewest of some layouts are compared: for a whole run of each function, since no layout
+#: is the best for all of them.
 LAYOUTS = (1, 50_000, 200_000, 1_000_000, 3_000_000)
 
 
@@ -111,8 +111,8 @@ class Count:
 
 
 def functions(record: str) -> dict[str, int]:
-    """Instructions of each function without those that it calls: a line of costs belongs to the function named before it,
-    unless it follows a line of calls."""
+    """Instructions of each function without those that it calls: a line of costs belongs to the function named before
+    it, unless it follows a line of calls."""
     names: dict[str, str] = {}
     found: dict[str, int] = {}
     current, of_a_call = "", False

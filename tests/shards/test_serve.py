@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import re
@@ -157,15 +158,18 @@ def test_an_end_in_the_middle(number: signal.Signals, command: list[str], tmp_pa
     with served(command, path) as service:
         workers = service.workers()
         with service.client() as client:
-            stream = client.open().generate([5], 200, stop=())
-            next(stream)
+            first = client.open().generate([5], 200, stop=())
+            next(first)
             service.process.send_signal(number)
-            with pytest.raises(ServiceError) as caught:
-                # However fast the model is, it does not come to the end of this.
-                for _ in range(200):
+
+            def go_on() -> None:
+                """However fast the model is, it does not come to the end of this."""
+                for stream in itertools.chain([first], (client.open().generate([5], 200, stop=()) for _ in range(200))):
                     for _ in stream:
                         pass
-                    stream = client.open().generate([5], 200, stop=())
+
+            with pytest.raises(ServiceError) as caught:
+                go_on()
             assert caught.value.name in ("lost", "closing")
         assert service.process.wait(PATIENCE) == 0
         assert service.process.stderr is not None
