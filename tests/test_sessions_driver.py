@@ -307,6 +307,24 @@ def test_a_session_that_is_refused_twice_is_given_up_on(cluster: Cluster) -> Non
         extend(cluster, session, [1])
 
 
+def test_each_shard_may_lose_a_session_once(cluster: Cluster) -> None:
+    """What the second shard loses while what the first one lost is put right is no reason to give up."""
+    lost: set[tuple[int, int]] = set()
+
+    def once(shard: FakeShard, kind: Type) -> str | None:
+        if kind is not Type.DECODE or shard.layers in lost:
+            return None
+        lost.add(shard.layers)
+        return "lose"
+
+    with driver(cluster) as pipeline:
+        session = pipeline.open()
+        for shard in cluster:
+            shard.fault = once
+        extend(cluster, session, [1, 2])
+        assert len(lost) == len(pipeline.workers)
+
+
 def test_released_ids_come_back_under_a_newer_epoch(cluster: Cluster) -> None:
     with driver(cluster) as pipeline:
         session = pipeline.open(IDS[0])

@@ -172,7 +172,7 @@ class _Call:
     """What one call of the driver has tried already. ``deadline`` is until when it waits for room."""
 
     deadline: float
-    reset: set[bytes] = field(default_factory=set)
+    reset: set[tuple[bytes, tuple[int, int] | None]] = field(default_factory=set)
     evicted: set[bytes] = field(default_factory=set)
     restarted: bool = False
     exhausted: bool = False
@@ -635,9 +635,11 @@ class SessionPipeline:
                 self._reset([session], error.outcome.value)
             else:
                 session.epoch = max(session.epoch, 1 + (error.epoch or 0))
-        if any(session.id in call.reset for session in chosen):
+        # Each shard may have lost it once.
+        again = {(session.id, error.layer_range) for session in chosen}
+        if again & call.reset:
             raise error
-        call.reset.update(session.id for session in chosen)
+        call.reset |= again
 
     def _heat(self, session: Session) -> None:
         """Open a session on every shard and replay its history."""
