@@ -1,8 +1,9 @@
-"""Help for the tests that drive real shards: batches of interleaved sequences, layouts, recorded references."""
+"""Help for the tests that drive shards: batches of interleaved sequences, layouts, references, several at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -75,3 +76,22 @@ def assert_same_bits(ours: Sequence[Logits], theirs: Sequence[Logits]) -> None:
         assert mine.shape == other.shape, number
         differing = int(np.count_nonzero(mine.view(np.uint32) != other.view(np.uint32)))
         assert differing == 0, f"batch {number}: {differing} of {mine.size} logits differ"
+
+
+def together(*works: Callable[[], None]) -> None:
+    """Run them side by side; the first failure of one is that of all."""
+    failures: list[BaseException] = []
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]

@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from drive import together
 from fake_shards import Cluster, FakeModel, FakeShard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -677,25 +678,6 @@ def greedy(cluster: Cluster, prompt: Sequence[int], count: int) -> list[int]:
     for _ in range(count):
         history.append(int(cluster.expected(history)[-1].argmax()))
     return history[len(prompt) :]
-
-
-def together(*works: Callable[[], None]) -> None:
-    """Run them side by side; the first failure of one is that of all."""
-    failures: list[BaseException] = []
-
-    def guarded(work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
 
 
 @pytest.mark.parametrize("fault", ["die", "die_after", "lose"])

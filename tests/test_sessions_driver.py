@@ -785,6 +785,21 @@ def test_waiting_has_an_end(cluster: Cluster) -> None:
         assert all(session.hot for session in sessions[:4])
 
 
+def extending(session: Session) -> tuple[threading.Thread, list[PipelineError]]:
+    """By a token, in a thread that has been started; the list is for what it fails with."""
+    failed: list[PipelineError] = []
+
+    def extend_it() -> None:
+        try:
+            session.extend([1])
+        except PipelineError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=extend_it)
+    thread.start()
+    return thread, failed
+
+
 def test_closing_wakes_who_waits(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions_module, "LOOK_AGAIN", 3600)
     waits = threading.Event()
@@ -793,16 +808,7 @@ def test_closing_wakes_who_waits(cluster: Cluster, monkeypatch: pytest.MonkeyPat
     sessions = [pipeline.open() for _ in range(5)]
     for session in sessions[:4]:
         extend(cluster, session, [1])
-    failed: list[Exception] = []
-
-    def late() -> None:
-        try:
-            sessions[4].extend([1])
-        except PipelineError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=late)
-    thread.start()
+    thread, failed = extending(sessions[4])
     assert waits.wait(60)
     pipeline.close()
     thread.join(60)
@@ -820,16 +826,7 @@ def test_a_session_that_is_released_by_another_thread_does_not_wait(cluster: Clu
         sessions = [pipeline.open() for _ in range(5)]
         for session in sessions[:4]:
             extend(cluster, session, [1])
-        failed: list[Exception] = []
-
-        def late() -> None:
-            try:
-                sessions[4].extend([1])
-            except PipelineError as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=late)
-        thread.start()
+        thread, failed = extending(sessions[4])
         assert waits.wait(60)
         sessions[4].release()
         thread.join(60)

@@ -27,16 +27,14 @@ from . import service_protocol as protocol
 from .pipeline import PipelineError, Step
 from .protocol import Type as WorkerType
 from .service_protocol import ERRORS, Frame, ProtocolError, Type, default_socket
-from .sessions import CapacityError, Session, SessionPipeline
-from .worker import Pending, Worker, WorkerError
+from .sessions import STATUS_WAIT, CapacityError, Session, SessionPipeline
+from .worker import Inquiry, WorkerError
 
 __all__ = ["Address", "AddressError", "Limits", "Service"]
 
 _SOFTWARE: Final = "boundary-bundle"
 #: Seconds that requests under way have to end when the service does.
 _CLOSE_GRACE: Final = 5.0
-#: Seconds that a status waits for workers that compute; then it has what they said last.
-_STATUS_WAIT: Final = 0.2
 #: Seconds after which a request that waits for room looks again: its client may have left, a worker's loss may have
 #: made room.
 _LOOK_AGAIN: Final = 0.5
@@ -338,8 +336,7 @@ class Service:
         self._connections: dict[_Connection, threading.Thread] = {}
         self._pieces: dict[int, bytes] = {}
         self._status_lock = threading.Lock()
-        self._asked: dict[int, tuple[Worker, Pending]] = {}
-        self._tables: dict[int, dict[str, int]] = {}
+        self._tables = Inquiry(WorkerType.SESSIONS)
         self._began = time.monotonic()
         self._counts = {"requests": 0, "errors": 0, "tokens": 0}
         self._stopping = False
@@ -782,23 +779,14 @@ class Service:
 
     def _session_bytes(self) -> list[dict[str, int]]:
         """Of each shard, the bytes of its sessions by their ids, as it said last. Waits for a short time only."""
-        workers = self._pipeline.workers
-        for index, worker in enumerate(workers):
-            if index not in self._asked or self._asked[index][0] is not worker:  # not one more while it owes one
-                with contextlib.suppress(WorkerError):
-                    self._asked[index] = (worker, worker.request(WorkerType.SESSIONS))
-        deadline = time.monotonic() + _STATUS_WAIT
-        for index, worker in enumerate(workers):
-            asked = self._asked.get(index)
-            if asked is None or asked[0] is not worker:
-                continue
-            with contextlib.suppress(WorkerError):
-                told = asked[1].result(max(0.0, deadline - time.monotonic())).text
-                live = [entry for entry in told.get("sessions", ()) if entry.get("state") == "live"]
-                self._tables[index] = {str(entry["session"]): int(entry["kv_bytes"]) for entry in live}
-            if asked[1].done():
-                del self._asked[index]
-        return [self._tables.get(index, {}) for index in range(len(workers))]
+        return [
+            {
+                str(entry["session"]): int(entry["kv_bytes"])
+                for entry in told.get("sessions", ())
+                if entry.get("state") == "live"
+            }
+            for told in self._tables.answers(self._pipeline.workers, STATUS_WAIT)
+        ]
 
 
 _TYPES: Final = frozenset(int(kind) for kind in Type) - {int(Type.ERROR)}

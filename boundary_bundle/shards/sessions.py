@@ -31,6 +31,7 @@ from .protocol import Outcome, Type
 from .worker import (
     REQUEST_TIMEOUT,
     Description,
+    Inquiry,
     LocalWorker,
     Pending,
     Recipe,
@@ -238,8 +239,7 @@ class SessionPipeline:
         self._outcomes: collections.Counter[str] = collections.Counter()
         self._recent: collections.deque[tuple[float, int]] = collections.deque(maxlen=10_000)
         self._restarts = [0] * len(plan)
-        self._statistics: list[dict[str, Any]] = [{} for _ in plan]
-        self._asked: dict[int, tuple[Worker, Pending]] = {}
+        self._statistics = Inquiry(Type.STATISTICS)
         self._status_lock = threading.Lock()
         self._began = time.monotonic()
         self._first_epoch = time.time_ns() // 1000
@@ -1007,31 +1007,16 @@ class SessionPipeline:
 
     def _shard_status(self) -> list[dict[str, Any]]:
         workers = self.workers
-        for index, worker in enumerate(workers):
-            asked = self._asked.get(index)
-            if asked is None or asked[0] is not worker:  # not one more while it still owes one
-                with contextlib.suppress(WorkerError):
-                    self._asked[index] = (worker, worker.request(Type.STATISTICS))
-        deadline = time.monotonic() + STATUS_WAIT
-        for index, worker in enumerate(workers):
-            asked = self._asked.get(index)
-            if asked is None or asked[0] is not worker:
-                continue
-            with contextlib.suppress(WorkerError):
-                asked[1].result(max(0.0, deadline - time.monotonic()))
-            if asked[1].done():
-                del self._asked[index]
-                with contextlib.suppress(WorkerError):
-                    self._statistics[index] = asked[1].result().text
+        statistics = self._statistics.answers(workers, STATUS_WAIT)
         return [
             {
                 "range": list(self.plan.ranges[index]),
                 "pid": getattr(worker, "pid", None),
                 "alive": bool(getattr(worker, "alive", True)) and index not in self._lost,
                 "restarts": self._restarts[index],
-                "resident_bytes": self._statistics[index].get("resident_bytes"),
-                "kv_bytes": self._statistics[index].get("kv_bytes"),
-                "counters": self._statistics[index],
+                "resident_bytes": statistics[index].get("resident_bytes"),
+                "kv_bytes": statistics[index].get("kv_bytes"),
+                "counters": statistics[index],
             }
             for index, worker in enumerate(workers)
         ]

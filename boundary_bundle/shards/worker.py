@@ -861,6 +861,36 @@ class LocalWorker(Worker):
             self._process.wait()
 
 
+class Inquiry:
+    """One question that workers are asked again and again; none is asked once more while it still owes the answer."""
+
+    def __init__(self, type: Type) -> None:
+        self._type = type
+        self._owed: dict[int, tuple[Worker, Pending]] = {}
+        self._told: dict[int, dict[str, Any]] = {}
+
+    def answers(self, workers: Sequence[Worker], wait: float) -> list[dict[str, Any]]:
+        """What each said last, empty if it has said nothing yet. Waits ``wait`` seconds at most for all of them."""
+        for index, worker in enumerate(workers):
+            if not self._owes(index, worker):
+                with contextlib.suppress(WorkerError):
+                    self._owed[index] = (worker, worker.request(self._type))
+        deadline = time.monotonic() + wait
+        for index, worker in enumerate(workers):
+            if not self._owes(index, worker):
+                continue
+            pending = self._owed[index][1]
+            with contextlib.suppress(WorkerError):
+                self._told[index] = pending.result(max(0.0, deadline - time.monotonic())).text
+            if pending.done():
+                del self._owed[index]
+        return [self._told.get(index, {}) for index in range(len(workers))]
+
+    def _owes(self, index: int, worker: Worker) -> bool:
+        """Not one that has taken the place of the worker that was asked."""
+        return index in self._owed and self._owed[index][0] is worker
+
+
 def start_workers(
     program: Path | str,
     model: Path | str,

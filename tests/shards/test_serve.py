@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from drive import together
 
 from boundary_bundle.cli import main
 from boundary_bundle.native import NativeBuild
@@ -103,24 +104,6 @@ def command(patched_build: NativeBuild, tiny: dict[str, Path], tmp_path: Path) -
 def service(command: list[str], tmp_path: Path) -> Iterator[Served]:
     with served(command, tmp_path / "socket") as found:
         yield found
-
-
-def together(*works: Callable[[], None]) -> None:
-    failures: list[BaseException] = []
-
-    def guarded(work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
 
 
 def test_kills_are_a_delay(service: Served) -> None:
