@@ -23,8 +23,10 @@ typedef struct frame {
     bool cut;        /* goes out as it came: it did not fit, or had no end */
 } frame;
 
-/* libFuzzer mutates in one thread. */
-static frame frames[MAX_FRAMES];
+/* libFuzzer mutates in one thread. Frames are large: what moves is their order, a permutation of all of them, those
+ * of the input first. */
+static frame pool[MAX_FRAMES];
+static frame *frames[MAX_FRAMES];
 static size_t frame_count;
 static uint64_t state;
 
@@ -47,22 +49,32 @@ uint32_t fuzz_piece(uint32_t *s, unsigned mode) {
     }
 }
 
+/* Eight bytes at a time: it is a good part of what an execution costs. */
 uint32_t fuzz_crc32c(const uint8_t *p, size_t n) {
-    static uint32_t table[256];
+    static uint32_t table[8][256];
     uint32_t crc = 0xFFFFFFFFu;
-    size_t i;
-    if (table[1] == 0) {
+    if (table[0][1] == 0) {
         uint32_t k, v;
-        int bit;
+        int bit, t;
         for (k = 0; k < 256; k++) {
             for (v = k, bit = 0; bit < 8; bit++) {
                 v = v >> 1 ^ ((v & 1) != 0 ? 0x82F63B78u : 0);
             }
-            table[k] = v;
+            table[0][k] = v;
+        }
+        for (t = 1; t < 8; t++) {
+            for (k = 0; k < 256; k++) {
+                table[t][k] = table[t - 1][k] >> 8 ^ table[0][table[t - 1][k] & 255];
+            }
         }
     }
-    for (i = 0; i < n; i++) {
-        crc = crc >> 8 ^ table[(crc ^ p[i]) & 255];
+    for (; n >= 8; p += 8, n -= 8) {
+        crc ^= p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+        crc = table[7][crc & 255] ^ table[6][crc >> 8 & 255] ^ table[5][crc >> 16 & 255] ^ table[4][crc >> 24] ^
+              table[3][p[4]] ^ table[2][p[5]] ^ table[1][p[6]] ^ table[0][p[7]];
+    }
+    for (; n > 0; p++, n--) {
+        crc = crc >> 8 ^ table[0][(crc ^ *p) & 255];
     }
     return ~crc;
 }
@@ -129,9 +141,12 @@ void fuzz_repair(uint8_t *data, size_t size) {
 
 static void take_apart(const uint8_t *p, size_t size) {
     size_t at = 0;
+    for (frame_count = 0; frame_count < MAX_FRAMES; frame_count++) {
+        frames[frame_count] = &pool[frame_count];
+    }
     frame_count = 0;
     while (at < size && frame_count < MAX_FRAMES) {
-        frame *f = &frames[frame_count++];
+        frame *f = frames[frame_count++];
         size_t left = size - at;
         uint64_t length = left >= HEADER ? load(p + at + 24, 8) : 0;
         memset(f->header, 0, HEADER);
@@ -153,7 +168,7 @@ static void take_apart(const uint8_t *p, size_t size) {
 static size_t put_together(uint8_t *p, size_t max) {
     size_t at = 0, i;
     for (i = 0; i < frame_count; i++) {
-        frame *f = &frames[i];
+        frame *f = frames[i];
         size_t padded = round_up(f->length, 64), n = HEADER + (f->cut ? f->length : padded);
         if (n > max - at) {
             break;
@@ -172,16 +187,30 @@ static size_t put_together(uint8_t *p, size_t max) {
 }
 
 static bool room_for_frame(size_t at) {
+    frame *unused;
     if (frame_count == MAX_FRAMES) {
         return false;
     }
+    unused = frames[frame_count];
     memmove(&frames[at + 1], &frames[at], (frame_count - at) * sizeof *frames);
+    frames[at] = unused;
     frame_count++;
     return true;
 }
 
+static void copy_frame(frame *to, const frame *from) {
+    memcpy(to->header, from->header, HEADER);
+    memcpy(to->body, from->body, from->length);
+    to->length = from->length;
+    to->padding = from->padding;
+    to->cut = from->cut;
+}
+
 static void new_header(frame *f, unsigned type, const frame *head) {
-    memset(f, 0, sizeof *f);
+    memset(f->header, 0, HEADER);
+    f->length = 0;
+    f->padding = 0;
+    f->cut = false;
     memcpy(f->header, MAGIC, 8);
     f->header[8] = (uint8_t)type;
     f->header[12] = 1;
@@ -189,8 +218,9 @@ static void new_header(frame *f, unsigned type, const frame *head) {
 }
 
 static void remove_frame(size_t at) {
+    frame *unused = frames[at];
     memmove(&frames[at], &frames[at + 1], (frame_count - at - 1) * sizeof *frames);
-    frame_count--;
+    frames[--frame_count] = unused;
 }
 
 static void change_frames(void) {
@@ -199,16 +229,15 @@ static void change_frames(void) {
     case 0: remove_frame(a); break;
     case 5: frame_count = a + 1; break; /* what reads past this frame reads past the input */
     case 1: { /* repeated, somewhere behind */
-        frame *f = &frames[a];
+        frame *f = frames[a];
         size_t to = a + 1 + draw((uint32_t)(frame_count - a));
         if (room_for_frame(to)) {
-            memcpy(&frames[to], f, sizeof *f);
+            copy_frame(frames[to], f);
         }
         break;
     }
     case 2: { /* swapped */
-        static frame kept;
-        kept = frames[a];
+        frame *kept = frames[a];
         frames[a] = frames[b];
         frames[b] = kept;
         break;
@@ -216,8 +245,8 @@ static void change_frames(void) {
     case 3: /* an extension */
         if (room_for_frame(a)) {
             static const uint8_t types[] = {0, 1, 0x7F, 0x40, 0x80, 0xC0, 0x84, 0xFF};
-            frame *f = &frames[a];
-            new_header(f, types[draw(8)], &frames[a + 1 < frame_count ? a + 1 : a]);
+            frame *f = frames[a];
+            new_header(f, types[draw(8)], frames[a + 1 < frame_count ? a + 1 : a]);
             f->length = draw(80);
             memset(f->body, (int)draw(256), f->length);
         }
@@ -225,19 +254,19 @@ static void change_frames(void) {
     case 4: { /* a second bundle, its frames among the first one's */
         size_t n = frame_count, i;
         if (n <= MAX_FRAMES / 2) {
-            uint64_t number = load(frames[0].header + 16, 8) + draw(4);
+            uint64_t number = load(frames[0]->header + 16, 8) + draw(4);
             for (i = n; i-- > 0;) {
                 size_t to = i + 1 + (draw(2) != 0 ? draw((uint32_t)(frame_count - i)) : 0);
                 if (!room_for_frame(to)) {
                     break;
                 }
-                memcpy(&frames[to], &frames[i], sizeof(frame));
-                store(frames[to].header + 16, 8, number);
+                copy_frame(frames[to], frames[i]);
+                store(frames[to]->header + 16, 8, number);
             }
         }
         break;
     }
-    default: frames[a].padding = draw(4) == 0 ? 1 : 0;
+    default: frames[a]->padding = draw(4) == 0 ? 1 : 0;
     }
 }
 
@@ -246,7 +275,7 @@ static void change_header(void) {
         uint8_t at, width;
     } fields[] = {{0, 8}, {8, 1}, {9, 1}, {10, 2}, {12, 2}, {14, 2}, {16, 8}, {32, 8}, {40, 8}, {52, 8}};
     unsigned k = draw(sizeof fields / sizeof *fields);
-    uint8_t *h = frames[draw((uint32_t)frame_count)].header;
+    uint8_t *h = frames[draw((uint32_t)frame_count)]->header;
     if (fields[k].at == 8) {
         h[8] = (uint8_t)(draw(2) != 0 ? 0x80 + draw(5) : draw(256));
     } else {
@@ -263,7 +292,7 @@ typedef struct head {
 } head;
 
 static bool read_head(head *h, size_t index) {
-    frame *f = &frames[index];
+    frame *f = frames[index];
     size_t at = 32, end;
     uint64_t attribute_bytes;
     if (f->header[8] != HEAD || f->cut || f->length < 32) {
@@ -442,7 +471,7 @@ static void change_head_fields(frame *f) {
 static void rebuild(const head *h) {
     static const uint8_t bytes[] = {8, 4, 2, 2, 1, 1, 1, 2, 4, 8, 1, 2, 4, 8, 1, 34};
     uint64_t grid = load(h->f->body + 16, 8), total = 0, fragments = 0;
-    const frame *first = &frames[0];
+    const frame *first = frames[0];
     size_t k, i, out = 1;
     if (h->f != first) {
         return;
@@ -472,7 +501,7 @@ static void rebuild(const head *h) {
             if (out + 1 >= MAX_FRAMES || size > MAX_BODY) {
                 return;
             }
-            f = &frames[out++];
+            f = frames[out++];
             new_header(f, FRAGMENT, first);
             store(f->header + 32, 8, k);
             store(f->header + 40, 8, offset);
@@ -484,9 +513,9 @@ static void rebuild(const head *h) {
         }
         total += n;
     }
-    new_header(&frames[out], END, first);
-    store(frames[out].header + 32, 8, fragments);
-    store(frames[out].header + 40, 8, total);
+    new_header(frames[out], END, first);
+    store(frames[out]->header + 32, 8, fragments);
+    store(frames[out]->header + 40, 8, total);
     frame_count = out + 1;
 }
 
@@ -509,7 +538,7 @@ static void change_head(void) {
 }
 
 static void change_body(void) {
-    frame *f = &frames[draw((uint32_t)frame_count)];
+    frame *f = frames[draw((uint32_t)frame_count)];
     if (f->length > 0) {
         f->body[draw((uint32_t)f->length)] = (uint8_t)(draw(2) != 0 ? draw(256) : draw(3));
     }

@@ -17,6 +17,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define FUZZ_CONTROL 16
 
 enum fuzz_flags {
@@ -43,5 +47,9 @@ void fuzz_repair(uint8_t *data, size_t size);
 /* As libFuzzer's LLVMFuzzerCustomMutator. generic: LLVMFuzzerMutate, or NULL. */
 size_t fuzz_mutate(uint8_t *data, size_t size, size_t max_size, unsigned seed,
                    size_t (*generic)(uint8_t *, size_t, size_t));
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

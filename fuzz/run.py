@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import json
 import os
 import re
@@ -31,12 +32,21 @@ FUZZ = Path(__file__).resolve().parent
 ROOT = FUZZ.parent
 SHIM = ROOT / "native_shim"
 C_TARGETS = ("core", "stream", "roundtrip", "encode")
+#: In C++, with the patched libllama and a tiny model.
+MODEL_TARGETS = ("boundary", "worker")
 PYTHON_TARGETS = ("decoder", "stream", "inspector", "differential")
-NAMES = (*(f"c-{name}" for name in C_TARGETS), *(f"py-{name}" for name in PYTHON_TARGETS))
+NAMES = (*(f"c-{name}" for name in (*C_TARGETS, *MODEL_TARGETS)), *(f"py-{name}" for name in PYTHON_TARGETS))
 MAX_INPUT = 8192
+#: The part of a target's time that is spent with feedback from coverage, which makes its corpus; the rest goes into
+#: mutations of that corpus, several times as many a second.
+GUIDED = 0.3
+#: Shares of the whole time; 1 for others. The differential is slow and looks at both codecs.
+WEIGHTS = {"c-core": 3.0, "c-roundtrip": 3.0, "py-differential": 5.0}
 #: More than one finding of a kind teaches little; more than so many runs of one target neither.
 MAX_FINDINGS = 8
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+#: Without the comparisons, which double the time: mutator and dictionary know what is compared with.
+FEEDBACK = ["-fsanitize-coverage=inline-8bit-counters,pc-table"]
 
 
 class Refusal(Exception):
@@ -58,6 +68,8 @@ class Result:
     target: str
     seconds: float = 0.0
     executions: int = 0
+    #: Of them with feedback from coverage.
+    guided: int = 0
     reached: int = 0
     accepted: int = 0
     corpus: int = 0
@@ -173,6 +185,10 @@ class Tools:
         return self.build / "libcross_codec.so"
 
     @property
+    def model(self) -> Path:
+        return self.build / "tiny.gguf"
+
+    @property
     def seeds(self) -> Path:
         return self.build / "seeds"
 
@@ -181,6 +197,13 @@ class Tools:
 
     def corpus(self, name: str) -> Path:
         return self.build / "corpus" / name
+
+    def findings(self, name: str) -> Path:
+        return self.build / "findings" / name
+
+    def counts(self, name: str) -> Path:
+        """Where atheris leaves its counts."""
+        return self.build / f"counts-{name}"
 
     def beside(self, tool: str) -> str:
         """A tool of the compiler's own version."""
@@ -192,22 +215,101 @@ class Tools:
 
 
 def build_c(tools: Tools, names: Sequence[str], codec: Path = SHIM / "boundary_bundle.c", what: str = "fuzz") -> None:
-    """The C targets; with ``what`` "cover" without sanitizers, counting what runs."""
+    """The C targets: ``what`` is "fuzz" (libFuzzer), "bulk" (standalone.c), or "cover" (without sanitizers, counting
+    what runs)."""
     tools.build.mkdir(parents=True, exist_ok=True)
-    flags = ["-std=c11", "-g", "-Wall", "-Wextra", f"-I{SHIM}"]
-    counting = ["-fprofile-instr-generate", "-fcoverage-mapping"] if what == "cover" else []
-    flags += ["-O0", *counting] if what == "cover" else ["-O2", *SANITIZE]
-    # The mutator gives no feedback: its branches are not those that are looked for.
-    mutate = tools.build / f"mutate-{what}.o"
+    flags = {
+        "fuzz": ["-O2", *SANITIZE, *FEEDBACK],
+        "bulk": ["-O2", *SANITIZE],
+        "cover": ["-O0", "-fprofile-instr-generate", "-fcoverage-mapping"],
+    }[what]
+    # Neither gives feedback: their branches are not those that are looked for.
+    beside = [tools.build / "mutate.o", *([tools.build / "standalone.o"] if what == "bulk" else [])]
+    for made in beside:
+        if _stale(made, [FUZZ / f"{made.stem}.c", FUZZ / "mutate.h"]):
+            _compile([tools.clang, "-std=c11", "-O2", "-c", str(FUZZ / f"{made.stem}.c"), "-o", str(made)])
     headers = [FUZZ / "mutate.h", FUZZ / "target.h", SHIM / "boundary_bundle.h"]
-    if _stale(mutate, [FUZZ / "mutate.c", FUZZ / "mutate.h"]):
-        _compile([tools.clang, "-std=c11", "-O2", "-c", str(FUZZ / "mutate.c"), "-o", str(mutate)])
     for name in names:
         program = tools.program(name, what)
-        if _stale(program, [FUZZ / f"{name}.c", codec, mutate, *headers]):
+        sources = [FUZZ / f"{name}.c", codec]
+        if _stale(program, [*sources, *beside, *headers]):
             say(f"building {program.name} ...")
-            sources = [str(FUZZ / f"{name}.c"), str(codec), str(mutate)]
-            _compile([tools.clang, *flags, "-fsanitize=fuzzer", *sources, "-o", str(program)])
+            objects = []
+            for source in sources:
+                objects.append(str(tools.build / f"{program.name}-{source.stem}.o"))
+                warnings = ["-std=c11", "-g", "-Wall", "-Wextra", f"-I{SHIM}"]
+                _compile([tools.clang, *warnings, *flags, "-c", str(source), "-o", objects[-1]])
+            linked = ["-fsanitize=address,undefined" if what == "bulk" else "-fsanitize=fuzzer"]
+            linked += SANITIZE if what == "fuzz" else flags if what == "cover" else []
+            _compile([tools.clang, *linked, *objects, *map(str, beside), "-o", str(program)])
+
+
+#: What the targets with a model instrument: of the patched library what reads a bundle, and of the worker everything
+#: but its main file. The rest is the library of the cache; what is linked here goes before its own.
+INSTRUMENTED = {
+    "boundary": (),
+    "worker": ("worker_service.cpp", "worker_sessions.cpp", "worker_json.cpp", "worker_protocol.cpp")
+    + ("worker_engine.cpp", "worker_range.cpp"),
+}
+IN_THE_LIBRARY = ("llama-boundary.cpp", "llama-boundary-arch.cpp", "llama-session.cpp", "llama-session-memory.cpp")
+
+
+def native_build() -> dict[str, Any]:
+    """The patched build of boundary_bundle.native, made if it is not in the cache."""
+    script = (
+        "import json, sys; from boundary_bundle.native import build; json.dump(build('patched').as_json(), sys.stdout)"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=python_environment(), stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise Refusal("the patched libllama cannot be built, which c-boundary and c-worker need")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def build_with_model(tools: Tools, names: Sequence[str]) -> None:
+    """The targets that run a tiny model, both ways, and the model."""
+    if not names:
+        return
+    native = native_build()
+    tools.build.mkdir(parents=True, exist_ok=True)
+    if not tools.model.exists():
+        script = (
+            "from boundary_bundle.shards.tiny_models import Shape, write; "
+            "shape = Shape(n_layer=3, n_head=2, n_head_kv=1, n_ff=64); "
+            f"write({str(tools.model)!r}, shape=shape)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=python_environment(), capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise Refusal(f"the tiny model cannot be written:\n{done.stderr}")
+    source_dir = Path(native["source_dir"])
+    include = [f"-I{path}" for path in (SHIM, *native["include_dirs"])]
+    library = [source_dir / "src" / name for name in IN_THE_LIBRARY]
+    headers = [FUZZ / name for name in ("mutate.h", "target.h", "model.h")]
+    headers += [*SHIM.glob("*.h"), Path(native["library"])]
+    build_c(tools, (), what="bulk")  # standalone.o, mutate.o
+    libraries = [str(path) for path in sorted(Path(native["lib_dir"]).glob("lib*.so"))]
+    for name in names:
+        sources = [FUZZ / f"{name}.cpp", *(SHIM / part for part in INSTRUMENTED[name]), *library]
+        sources += [SHIM / "boundary_bundle.c", source_dir / "src" / "boundary-bundle.c"]
+        for what, flags in (("fuzz", [*SANITIZE, *FEEDBACK]), ("bulk", SANITIZE)):
+            program = tools.program(name, what)
+            beside = [tools.build / "mutate.o", *([tools.build / "standalone.o"] if what == "bulk" else [])]
+            if not _stale(program, [*sources, *beside, *headers]):
+                continue
+            say(f"building {program.name} ...")
+            objects = []
+            for number, source in enumerate(sources):
+                objects.append(str(tools.build / f"{program.name}-{number}.o"))
+                in_c = source.suffix == ".c"
+                compiler = tools.clang if in_c else tools.beside("clang++")
+                language = ["-std=c11" if in_c else "-std=c++17", "-g", "-O2"]
+                _compile([compiler, *language, *flags, *include, "-c", str(source), "-o", objects[-1]])
+            linked = ["-fsanitize=fuzzer", *SANITIZE] if what == "fuzz" else SANITIZE
+            linked = [*linked, *objects, *map(str, beside), *libraries, f"-Wl,-rpath,{native['lib_dir']}", "-lm"]
+            _compile([tools.beside("clang++"), "-pthread", *linked, "-o", str(program)])
 
 
 def build_libraries(build: Path, compiler: str) -> None:
@@ -241,6 +343,7 @@ def python_environment() -> dict[str, str]:
 
 
 def seed_folder(name: str) -> str:
+    """Targets with a model make their own from sound inputs, and begin with the nearest others."""
     return "encode" if name == "c-encode" else "python" if name.startswith("py-") else "decode"
 
 
@@ -249,21 +352,24 @@ def command(tools: Tools, name: str) -> list[str]:
     kind, short = name.split("-", 1)
     if kind == "c":
         return [str(tools.program(short))]
-    counts = tools.build / f"counts-{name}"
     return [
         *(sys.executable, str(FUZZ / "atheris_main.py"), short),
-        *(str(tools.mutator), str(tools.library), str(counts)),
+        *(str(tools.mutator), str(tools.library), str(tools.counts(name))),
     ]
 
 
-def environment(name: str) -> dict[str, str]:
+def environment(tools: Tools, name: str, fast: bool = False) -> dict[str, str]:
+    """``fast``: a report that does not say where memory was asked for; :func:`repeat` makes the whole one."""
     if name.startswith("py-"):
         return python_environment()
-    sanitizers = {
-        "ASAN_OPTIONS": "quarantine_size_mb=16:allocator_may_return_null=0",
+    address = ["allocator_may_return_null=0", "max_allocation_size_mb=256", "hard_rss_limit_mb=1024"]
+    address += ["malloc_context_size=0", "quarantine_size_mb=1"] if fast else ["quarantine_size_mb=16"]
+    return {
+        **os.environ,
+        "ASAN_OPTIONS": ":".join(address),
         "UBSAN_OPTIONS": "print_stacktrace=1",
+        "FUZZ_MODEL": str(tools.model),
     }
-    return {**os.environ, **sanitizers}
 
 
 _DONE = re.compile(r"^fuzz: executions (\d+) reached (\d+) accepted (\d+)$", re.MULTILINE)
@@ -292,7 +398,7 @@ def repeat(tools: Tools, name: str, file: Path) -> tuple[int, str]:
     failed, said = 0, ""
     for _ in range(3):
         arguments = [*command(tools, name), "-timeout=1", "-rss_limit_mb=1024", "-malloc_limit_mb=256", str(file)]
-        done = subprocess.run(arguments, env=environment(name), **_TOGETHER, check=False)
+        done = subprocess.run(arguments, env=environment(tools, name), **_TOGETHER, check=False)
         if done.returncode != 0:
             failed += 1
             said = done.stdout.decode("utf-8", "replace")
@@ -302,44 +408,80 @@ def repeat(tools: Tools, name: str, file: Path) -> tuple[int, str]:
 def fuzz(tools: Tools, name: str, seconds: float, lock: threading.Lock) -> Result:
     """Run one target for so many seconds, again after each finding."""
     result = Result(name)
-    corpus, found = tools.corpus(name), tools.build / "findings" / name
-    corpus.mkdir(parents=True, exist_ok=True)
-    found.mkdir(parents=True, exist_ok=True)
+    tools.corpus(name).mkdir(parents=True, exist_ok=True)
+    tools.findings(name).mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
-    kind = name[0]
-    while (left := seconds - (time.monotonic() - begin)) > 0 and len(result.findings) < MAX_FINDINGS:
-        known = set(found.iterdir())
-        asked = max(1, round(left - tools.overhead[kind]))
-        arguments = [
-            *command(tools, name),
-            f"-max_total_time={asked}",
-            *(f"-max_len={MAX_INPUT}", "-timeout=1", "-rss_limit_mb=1024", "-malloc_limit_mb=256"),
-            *(f"-dict={tools.seeds / 'dictionary'}", f"-artifact_prefix={found}/", "-print_final_stats=0"),
-            *(str(corpus), str(tools.seeds / seed_folder(name))),
-        ]
-        ran = time.monotonic()
-        process = subprocess.Popen(arguments, env=environment(name), cwd=tools.build, **_TOGETHER)
-        said = _follow(process, name, lock)
-        took = time.monotonic() - ran
-        result.seconds += took
-        if process.returncode == 0:
-            tools.overhead[kind] = took - asked
-        _count(tools, name, said, result)
-        new = [path for path in found.iterdir() if path not in known]
-        for path in new:
-            failed, text = repeat(tools, name, path)
-            kind = kind_of(text or said)
-            finding = Finding(name, kind, str(path.relative_to(tools.build)), path.read_bytes().hex(), failed)
-            result.findings.append(finding)
-            with lock:
-                say(f"{name}: FOUND {kind} ({failed} of 3 again): {path}")
-        if not new:
-            # One that is known already is in the way at each start, when a seed shows it.
-            if process.returncode != 0 and not result.findings:
-                result.error = kind_of(said)
-            break
-    result.corpus = sum(1 for _ in corpus.iterdir())
+    for phase, end in ((_guided, begin + GUIDED * seconds), (_bulk, begin + seconds)):
+        while (left := end - time.monotonic()) > 0 and result.error is None and len(result.findings) < MAX_FINDINGS:
+            known = set(tools.findings(name).iterdir())
+            ran = time.monotonic()
+            status, said = phase(tools, name, left, lock, result)
+            result.seconds += time.monotonic() - ran
+            new = [path for path in tools.findings(name).iterdir() if path not in known]
+            for path in new:
+                _take(tools, name, path, said, result, lock)
+            if status != 0 and not new:
+                # One that is known already is in the way at each start, when a seed shows it.
+                result.error = None if result.findings else kind_of(said)
+                break
+            if phase is _guided and status == 0:
+                break
+    result.corpus = sum(1 for _ in tools.corpus(name).iterdir())
     return result
+
+
+def _take(tools: Tools, name: str, path: Path, said: str, result: Result, lock: threading.Lock) -> None:
+    failed, text = repeat(tools, name, path)
+    kind = kind_of(text or said)
+    finding = Finding(name, kind, str(path.relative_to(tools.build)), path.read_bytes().hex(), failed)
+    result.findings.append(finding)
+    with lock:
+        say(f"{name}: FOUND {kind} ({failed} of 3 again): {path}")
+
+
+def _guided(tools: Tools, name: str, seconds: float, lock: threading.Lock, result: Result) -> tuple[int, str]:
+    """libFuzzer or atheris. Returns status and what was said."""
+    asked = max(1, round(seconds - tools.overhead[name[0]]))
+    arguments = [
+        *command(tools, name),
+        f"-max_total_time={asked}",
+        *(f"-max_len={MAX_INPUT}", "-timeout=1", "-rss_limit_mb=1024", "-malloc_limit_mb=256"),
+        *(f"-dict={tools.seeds / 'dictionary'}", f"-artifact_prefix={tools.findings(name)}/", "-print_final_stats=0"),
+        *(str(tools.corpus(name)), str(tools.seeds / seed_folder(name))),
+    ]
+    ran = time.monotonic()
+    process = subprocess.Popen(arguments, env=environment(tools, name, fast=True), cwd=tools.build, **_TOGETHER)
+    said = _follow(process, name, lock)
+    if process.returncode == 0:
+        tools.overhead[name[0]] = time.monotonic() - ran - asked
+    before = result.executions
+    _count(result, said, tools.counts(name))
+    result.guided += result.executions - before
+    return process.returncode, said
+
+
+def _bulk(tools: Tools, name: str, seconds: float, lock: threading.Lock, result: Result) -> tuple[int, str]:
+    """Mutations of the corpus, without feedback. Returns status and what was said."""
+    with lock:
+        say(f"{name}: {seconds:.0f} s without feedback")
+    kind, short = name.split("-", 1)
+    current = tools.build / f"current-{name}"
+    places = [str(tools.corpus(name)), str(tools.seeds / seed_folder(name))]
+    if kind == "c":
+        arguments = [str(tools.program(short, "bulk")), f"-seconds={seconds}", f"-current={current}"]
+    else:
+        arguments = [sys.executable, str(FUZZ / "bulk.py"), short, str(tools.mutator), str(tools.library)]
+        arguments += [str(seconds), str(current)]
+    done = subprocess.run(
+        [*arguments, *places], env=environment(tools, name, fast=True), cwd=tools.build, **_TOGETHER, check=False
+    )
+    said = done.stdout.decode("utf-8", "replace")
+    _count(result, said, None)
+    if done.returncode != 0 and current.exists():
+        held = current.read_bytes()
+        data = held[8 : 8 + int.from_bytes(held[:8], "little")]
+        (tools.findings(name) / f"bulk-{hashlib.sha256(data).hexdigest()[:16]}").write_bytes(data)
+    return done.returncode, said
 
 
 def _follow(process: subprocess.Popen[bytes], name: str, lock: threading.Lock) -> str:
@@ -362,23 +504,25 @@ def _follow(process: subprocess.Popen[bytes], name: str, lock: threading.Lock) -
     return "".join(kept)
 
 
-def _count(tools: Tools, name: str, said: str, result: Result) -> None:
-    if name.startswith("py-"):
+def _count(result: Result, said: str, file: Path | None) -> None:
+    """What a run says at its end, or, of atheris, what ``file`` has of it."""
+    found = _DONE.findall(said)
+    if found:
+        numbers = tuple(map(int, found[-1]))
+    else:
         try:
-            numbers = struct.unpack("<3Q", (tools.build / f"counts-{name}").read_bytes())
+            numbers = struct.unpack("<3Q", file.read_bytes() if file is not None else b"")
         except (OSError, struct.error):
             return
-    else:
-        found = _DONE.findall(said)
-        if not found:
-            return
-        numbers = tuple(map(int, found[-1]))
     result.executions += numbers[0]
     result.reached += numbers[1]
     result.accepted += numbers[2]
 
 
 # ---- coverage ---------------------------------------------------------------------------
+
+#: Targets whose inputs are no control and datastream.
+NO_STREAMS = ("c-encode", "c-worker")
 
 #: Functions of the C codec through which input goes; the rest encodes, compares contracts, or is asked
 #: by a caller about registries. A name that is gone from the source is an error, so that the list stays whole.
@@ -425,7 +569,7 @@ def cover_c(tools: Tools, names: Sequence[str]) -> Cover:
         raw = tools.build / f"cover-{name}.profraw"
         places = [str(tools.seeds / seed_folder(f"c-{name}"))]
         # Every corpus of datastreams is one to every decoder.
-        others = [f"c-{name}"] if name == "encode" else [other for other in NAMES if other != "c-encode"]
+        others = [f"c-{name}"] if name == "encode" else [other for other in NAMES if other not in NO_STREAMS]
         if name != "encode":
             places.append(str(tools.seeds / "large"))
         places += [str(tools.corpus(other)) for other in others if tools.corpus(other).is_dir()]
@@ -491,7 +635,7 @@ def cover_python(tools: Tools) -> Cover:
     places = [
         tools.seeds / "decode",
         tools.seeds / "large",
-        *(tools.corpus(name) for name in NAMES if name != "c-encode"),
+        *(tools.corpus(name) for name in NAMES if name not in NO_STREAMS),
     ]
     setting = {**python_environment(), "COVERAGE_FILE": str(place / "data")}
     ran = subprocess.run(
@@ -532,12 +676,14 @@ def cover_python(tools: Tools) -> Cover:
 
 
 def table(results: Sequence[Result]) -> str:
-    rows = [("target", "seconds", "executions", "per second", "reach records", "bundles", "corpus", "findings")]
+    rows = [
+        ("target", "seconds", "executions", "guided", "per second", "reach records", "bundles", "corpus", "findings")
+    ]
     for r in results:
         share = f"{100 * r.share:.1f}%"
         rows.append(
             (
-                *(r.target, f"{r.seconds:.1f}", f"{r.executions:,}", f"{r.per_second:,.0f}", share),
+                *(r.target, f"{r.seconds:.1f}", f"{r.executions:,}", f"{r.guided:,}", f"{r.per_second:,.0f}", share),
                 *(f"{r.accepted:,}", f"{r.corpus:,}", str(len(r.findings)) if r.error is None else "FAILED"),
             )
         )
@@ -558,24 +704,21 @@ def percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.2f}%" if whole else "-"
 
 
-def report(results: Sequence[Result], covers: Sequence[Cover], seconds: float, compiler: str) -> str:
-    """The dated report, in Markdown."""
-    now = datetime.datetime.now(datetime.timezone.utc)
-    # The commit is of use only if the tree is that commit.
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    out = [f"# Fuzzing, {now:%Y-%m-%d %H:%M} UTC\n"]
+def report(results: Sequence[Result], covers: Sequence[Cover], seconds: float, about: dict[str, str]) -> str:
+    """The dated report, in Markdown. ``about``: commit, compiler, python, date."""
+    out = [f"# Fuzzing, {about['date']} UTC\n"]
     out.append(
-        f"Commit {commit or 'unknown'}, {seconds / 3600:.2f} hours, {compiler}, Python "
-        f"{sys.version.split()[0]}. `make fuzz-long` makes such a report.\n"
+        f"Commit {about['commit']}, {seconds / 3600:.2f} hours, {about['compiler']}, Python {about['python']}. "
+        "`make fuzz-long` makes such a report; seconds are those of the target's own processes, guided are the "
+        "executions with feedback from coverage.\n"
     )
-    out.append("| target | seconds | executions | per second | reach the records | bundles | corpus | findings |")
-    out.append("|---|---|---|---|---|---|---|---|")
+    out.append("| target | seconds | executions | guided | per second | reach the records | bundles | corpus | findings |")
+    out.append("|---|---|---|---|---|---|---|---|---|")
     for r in results:
         out.append(
-            f"| {r.target} | {r.seconds:.0f} | {r.executions:,} | {r.per_second:,.0f} | {100 * r.share:.1f}% | "
-            f"{r.accepted:,} | {r.corpus:,} | {len(r.findings) if r.error is None else r.error} |"
+            f"| {r.target} | {r.seconds:.0f} | {r.executions:,} | {r.guided:,} | {r.per_second:,.0f} | "
+            f"{100 * r.share:.1f}% | {r.accepted:,} | {r.corpus:,} | "
+            f"{len(r.findings) if r.error is None else r.error} |"
         )
     out.append("\n## Coverage by the corpora alone\n")
     for cover in covers:
@@ -596,7 +739,49 @@ def report(results: Sequence[Result], covers: Sequence[Cover], seconds: float, c
     return "\n".join(out) + "\n"
 
 
+#: What the executions of all reports are added up to.
+SUMS = {
+    "C decoder": ("c-core", "c-stream", "c-roundtrip"),
+    "C encoder": ("c-encode",),
+    "Python": ("py-decoder", "py-stream", "py-inspector"),
+    "both codecs side by side": ("py-differential",),
+}
+
+
+def overview(reports: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    """fuzz/reports/README.md: the reports, by name and content, and their sums."""
+    out = ["Reports of `make fuzz-long`, by date. Executions, and findings:\n"]
+    out.append(f"| report | {' | '.join(SUMS)} | findings |")
+    out.append("|---|" + "---|" * (len(SUMS) + 1))
+    total = [0] * (len(SUMS) + 1)
+    for name, content in reports:
+        row = [
+            sum(target["executions"] for target in content["targets"] if target["target"] in names)
+            for names in SUMS.values()
+        ]
+        row.append(sum(len(target["findings"]) for target in content["targets"]))
+        total = [a + b for a, b in zip(total, row, strict=True)]
+        out.append(f"| [{name}]({name}.md) | {' | '.join(f'{n:,}' for n in row)} |")
+    out.append(f"| all | {' | '.join(f'{n:,}' for n in total)} |")
+    return "\n".join(out) + "\n"
+
+
+def write_report(text: str, content: dict[str, Any], stamp: str, folder: Path) -> Path:
+    """The report and its numbers, and the overview of all of them anew."""
+    folder.mkdir(exist_ok=True)
+    file = folder / f"{stamp}.md"
+    file.write_text(text, encoding="utf-8")
+    file.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    reports = [(path.stem, json.loads(path.read_text("utf-8"))) for path in sorted(folder.glob("*.json"))]
+    (folder / "README.md").write_text(overview(reports), encoding="utf-8")
+    return file
+
+
 # ---- the command ------------------------------------------------------------------------
+
+
+def processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -604,7 +789,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60, help="for all targets together (60)")
     parser.add_argument("--hours", type=float, help="in place of --seconds")
     parser.add_argument("--only", default=",".join(NAMES), metavar="TARGETS", help="some of: %(default)s")
-    parser.add_argument("--jobs", type=int, default=1, help="targets at a time (1)")
+    parser.add_argument("--jobs", type=int, default=processors(), help="targets at a time (one a processor)")
     parser.add_argument("--coverage", action="store_true", help="measure what of both decoders the corpora reach")
     parser.add_argument("--report", action="store_true", help="write fuzz/reports/DATE.md; implies --coverage")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write results there too")
@@ -643,18 +828,25 @@ def _main(options: argparse.Namespace) -> int:
     covering = options.coverage or options.report
     if covering or any(name.startswith("py-") for name in options.names):
         need_atheris()
-    build_c(tools, [name[2:] for name in options.names if name.startswith("c-")])
+    in_c = [name[2:] for name in options.names if name.startswith("c-")]
+    for what in ("fuzz", "bulk"):
+        build_c(tools, [name for name in in_c if name in C_TARGETS], what=what)
+    build_with_model(tools, [name for name in in_c if name in MODEL_TARGETS])
     build_libraries(build, tools.clang)
     if options.replay is not None:
         name, file = options.replay
-        return subprocess.run([*command(tools, name), file], env=environment(name), check=False).returncode and 1
+        return subprocess.run([*command(tools, name), file], env=environment(tools, name), check=False).returncode and 1
     make_seeds(tools)
 
     seconds = options.hours * 3600 if options.hours is not None else options.seconds
-    share = seconds / len(options.names) * min(options.jobs, len(options.names))
+    shares = {name: WEIGHTS.get(name, 1.0) for name in options.names}
+    unit = seconds / sum(shares.values()) * min(options.jobs, len(options.names))
     lock = threading.Lock()
     with ThreadPoolExecutor(options.jobs) as pool:
-        results = list(pool.map(lambda name: fuzz(tools, name, share, lock), options.names))
+        # The longest first, so that no processor is left alone with it. None is longer than the whole.
+        order = sorted(options.names, key=lambda name: -shares[name])
+        done = pool.map(lambda name: fuzz(tools, name, min(seconds, unit * shares[name]), lock), order)
+        results = sorted(done, key=lambda result: options.names.index(result.target))
     covers = []
     if covering:
         say("measuring coverage ...")
@@ -672,19 +864,26 @@ def _main(options: argparse.Namespace) -> int:
     errors = [f"{result.target} did not run: {result.error}" for result in results if result.error is not None]
     for error in errors:
         print(error)
+    content = {
+        "seconds": seconds,
+        "targets": [{**asdict(r), "per_second": r.per_second, "reach_share": r.share} for r in results],
+        "coverage": [asdict(cover) for cover in covers],
+    }
     if options.json is not None:
-        whole = {
-            "seconds": seconds,
-            "targets": [{**asdict(r), "per_second": r.per_second, "reach_share": r.share} for r in results],
-            "coverage": [asdict(cover) for cover in covers],
-        }
-        options.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if options.report:
-        compiler = f"clang {_version(tools.clang)}"
-        stamp = datetime.datetime.now(datetime.timezone.utc)
-        file = FUZZ / "reports" / f"{stamp:%Y-%m-%d-%H%M}.md"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(report(results, covers, seconds, compiler), encoding="utf-8")
+        now = datetime.datetime.now(datetime.timezone.utc)
+        describe = ["git", "describe", "--always", "--dirty"]
+        about = {
+            # The commit is of use only if the tree is that commit.
+            "commit": subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+            or "unknown",
+            "compiler": f"clang {_version(tools.clang)}",
+            "python": sys.version.split()[0],
+            "date": f"{now:%Y-%m-%d %H:%M}",
+        }
+        text = report(results, covers, seconds, about)
+        file = write_report(text, {**about, **content}, f"{now:%Y-%m-%d-%H%M}", FUZZ / "reports")
         print(f"report: {file.relative_to(ROOT)}")
     return 1 if findings else 2 if errors else 0
 

@@ -15,9 +15,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed);
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
+#ifdef __cplusplus
+}
+#endif
 
 /* A finding: the sentence, then the abort that every fuzzer takes for one. */
 #define FINDING(...)                                                                                                   \
@@ -55,6 +61,8 @@ static void *fuzz_memory(size_t n) {
     return p;
 }
 
+#ifndef FUZZ_WITH_MODEL
+
 /* fields: the first ten bytes of an input. */
 static bb_config fuzz_config(const uint8_t *control) {
     static bb_config initial; /* looked up once: nothing here is about the look-up */
@@ -82,6 +90,7 @@ static bb_config fuzz_config(const uint8_t *control) {
     c.require_checksums = (control[10] & FUZZ_REQUIRE_CHECKSUMS) != 0;
     return c;
 }
+#endif
 
 #ifndef FUZZ_ENCODER
 

@@ -88,11 +88,7 @@ struct failure {
     std::optional<session_result> session = {}; // what the session table says of it
 };
 
-#if defined(__GNUC__)
-__attribute__((format(printf, 2, 3)))
-#endif
-[[noreturn]] void
-fail(int code, const char *format, ...);
+[[noreturn, gnu::format(printf, 2, 3)]] void fail(int code, const char *format, ...);
 
 uint64_t now_us(); // monotonic
 std::string hex(const uint8_t *bytes, size_t size);

@@ -292,11 +292,12 @@ def test_a_missing_compiler_is_one_sentence(
 def test_a_report_says_what_was_measured() -> None:
     """A report that hides a finding or its input."""
     found = runner.Finding("c-core", "planted", "findings/c-core/crash-1", "00ff", 3)
-    result = runner.Result("c-core", 2.0, 1000, 400, 20, 7, [found])
+    result = runner.Result("c-core", 2.0, 1000, 300, 400, 20, 7, [found])
     cover = runner.Cover("decoder.py", 10, 9, 4, 3, ["7: `if x` never to line 8"])
-    text = runner.report([result], [cover], 60.0, "clang 14")
+    about = {"commit": "abc", "compiler": "clang 14", "python": "3.11", "date": "2026-01-01 12:00"}
+    text = runner.report([result], [cover], 60.0, about)
     for part in (
-        "| c-core | 2 | 1,000 | 500 | 40.0% | 20 | 7 | 1 |",
+        "| c-core | 2 | 1,000 | 300 | 500 | 40.0% | 20 | 7 | 1 |",
         "planted",
         "00ff",
         "75.00% (3 of 4)",
