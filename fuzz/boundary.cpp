@@ -244,13 +244,20 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max
         control[11] = held;
         control[12] = (uint8_t)draw(16);
         const shard &s = shards[last];
-        const std::vector<uint8_t> &from = restore ? s.state : held ? s.next[under] : s.prompt[under];
+        std::vector<uint8_t> from = restore ? s.state : held ? s.next[under] : s.prompt[under];
+        if (!last && !restore && draw(4) == 0) { /* of another length, also one that is too long */
+            from = fuzz_tokens(s.own, 1 + draw(FUZZ_TOO_MANY), held ? N_PROMPT : 0, under ? session_id : nullptr, EPOCH);
+        }
         if (FUZZ_CONTROL + from.size() > max_size) {
             return size;
         }
         memcpy(data, control, FUZZ_CONTROL);
         memcpy(data + FUZZ_CONTROL, from.data(), from.size());
         size = FUZZ_CONTROL + from.size();
+    }
+    if (draw(2) != 0) { /* what is behind the codec's checks */
+        fuzz_change_payload(data + FUZZ_CONTROL, size - FUZZ_CONTROL, draw(1u << 16) << 16 | draw(1u << 16));
+        return size;
     }
     uint8_t control[FUZZ_CONTROL];
     memcpy(control, data, FUZZ_CONTROL);

@@ -17,7 +17,7 @@
 #include <cstring>
 #include <vector>
 
-enum { FUZZ_LAYERS = 3, FUZZ_CUT = 1, FUZZ_CTX = 48, FUZZ_BATCH = 16, FUZZ_SEQS = 3, FUZZ_VOCAB = 320 };
+enum { FUZZ_LAYERS = 3, FUZZ_CUT = 1, FUZZ_CTX = 48, FUZZ_BATCH = 16, FUZZ_SEQS = 3, FUZZ_VOCAB = 320, FUZZ_TOO_MANY = 24 };
 
 static inline const char *fuzz_model() {
     const char *path = getenv("FUZZ_MODEL");
@@ -28,12 +28,12 @@ static inline const char *fuzz_model() {
     return path;
 }
 
-/* n tokens (1 to FUZZ_BATCH) from position pos on, of one sequence or one session; logits of the last one. */
+/* n tokens (1 to FUZZ_TOO_MANY; sound up to FUZZ_BATCH) from position pos on, of one sequence or one session; logits of the last one. */
 static inline std::vector<uint8_t> fuzz_tokens(const llama_layer_ownership &own, uint32_t n, int64_t pos,
                                                const uint8_t *session, uint64_t epoch) {
-    int32_t tokens[FUZZ_BATCH], positions[FUZZ_BATCH];
-    uint32_t offsets[FUZZ_BATCH + 1], ids[FUZZ_BATCH];
-    uint8_t outputs[FUZZ_BATCH];
+    int32_t tokens[FUZZ_TOO_MANY], positions[FUZZ_TOO_MANY];
+    uint32_t offsets[FUZZ_TOO_MANY + 1], ids[FUZZ_TOO_MANY];
+    uint8_t outputs[FUZZ_TOO_MANY];
     for (uint32_t i = 0; i < n; i++) {
         tokens[i] = (int32_t)((7 * (pos + i) + 3) % FUZZ_VOCAB);
         positions[i] = (int32_t)pos + (int32_t)i;

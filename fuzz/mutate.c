@@ -561,6 +561,42 @@ static void lie(uint8_t *p, size_t size) {
     }
 }
 
+void fuzz_change_payload(uint8_t *data, size_t size, unsigned seed) {
+    static const uint8_t widths[] = {1, 4, 4, 8};
+    size_t at = 0, found[MAX_FRAMES], count = 0;
+    unsigned changes;
+    state = ((uint64_t)seed << 20) + size;
+    draw(1);
+    while (size - at >= HEADER && count < MAX_FRAMES) {
+        uint64_t length = load(data + at + 24, 8);
+        if (length > size - at - HEADER) {
+            break;
+        }
+        if (data[at + 8] == FRAGMENT && length > 0) {
+            found[count++] = at;
+        }
+        at += HEADER + round_up((size_t)length, 64);
+        if (at > size) {
+            break;
+        }
+    }
+    for (changes = 1 + draw(3); changes > 0 && count > 0; changes--) {
+        uint8_t *f = data + found[draw((uint32_t)count)];
+        size_t length = (size_t)load(f + 24, 8), width = widths[draw(4)];
+        uint8_t *from = f + HEADER + (length >= width ? draw((uint32_t)(length / width)) * width : 0);
+        uint8_t *to = f + HEADER + (length >= width ? draw((uint32_t)(length / width)) * width : 0);
+        if (length < width) {
+            continue;
+        }
+        if (draw(3) == 0) {
+            memmove(to, from, width);
+        } else {
+            store(to, (unsigned)width, draw(2) != 0 ? draw(20) : interesting(load(to, (unsigned)width)));
+        }
+    }
+    fuzz_repair(data, size);
+}
+
 /* ---- the whole input ------------------------------------------------------- */
 
 static void change_control(uint8_t *p) {

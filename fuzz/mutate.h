@@ -44,6 +44,9 @@ uint32_t fuzz_crc32c(const uint8_t *p, size_t n);
 /* Makes the checksums of every frame of a datastream true, as far as its frames can be followed. */
 void fuzz_repair(uint8_t *data, size_t size);
 
+/* Changes one to three elements of the fragments of a datastream, and makes its checksums true. */
+void fuzz_change_payload(uint8_t *data, size_t size, unsigned seed);
+
 /* As libFuzzer's LLVMFuzzerCustomMutator. generic: LLVMFuzzerMutate, or NULL. */
 size_t fuzz_mutate(uint8_t *data, size_t size, size_t max_size, unsigned seed,
                    size_t (*generic)(uint8_t *, size_t, size_t));

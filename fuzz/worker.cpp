@@ -285,6 +285,9 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max
     if (all.empty()) {
         all = sound(draw(6));
     }
+    if (draw(16) == 0) {
+        all.push_back(of(TYPE_DECODE, "{}", fuzz_tokens(p.own, 1 + (uint32_t)draw(FUZZ_TOO_MANY), 0, nullptr, 0)));
+    }
     if (draw(8) == 0) { // with those of another
         const std::vector<message> more = sound(draw(6));
         all.insert(all.end(), more.begin() + 1, more.end());
@@ -319,6 +322,11 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max
             m.text.assign((const char *)text, n);
             break;
         }
+        case 7:
+            if (!m.bundle.empty()) {
+                fuzz_change_payload((uint8_t *)&m.bundle[0], m.bundle.size(), (unsigned)draw(1u << 24));
+            }
+            break;
         default:
             if (!m.bundle.empty() && m.bundle.size() < 4096) {
                 uint8_t bundle[8192] = {};

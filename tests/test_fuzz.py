@@ -262,6 +262,102 @@ def test_a_removed_bound_check_is_found(folder: Path, step: str, target: str) ->
     assert "FINDING" in faulty.stderr or "Sanitizer" in faulty.stderr or "runtime error" in faulty.stderr
 
 
+# ---- without feedback -----------------------------------------------------------------
+
+
+def held(current: Path) -> bytes:
+    content = current.read_bytes()
+    return content[8 : 8 + int.from_bytes(content[:8], "little")]
+
+
+def test_the_input_of_a_crash_is_kept(folder: Path) -> None:
+    """A finding that nobody can run again."""
+    inputs = folder / "inputs-kept"
+    inputs.mkdir()
+    for vector in load():
+        if vector.result == "valid" and len(vector.data) <= 2048:
+            (inputs / vector.id.replace("/", "_")).write_bytes(seeds.control({}) + vector.data)
+    copy = folder / "kept" / "boundary_bundle.c"
+    copy.parent.mkdir()
+    copy.write_text(without("D14"), encoding="ascii")
+    program, current = standalone(folder, "core", copy), folder / "current"
+    command = [str(program), "-seconds=60", "-seed=1", f"-current={current}", str(inputs)]
+    assert subprocess.run(command, capture_output=True, check=False, timeout=120).returncode != 0
+    again = folder / "again"
+    again.write_bytes(held(current))
+    done = subprocess.run([str(program), str(again)], capture_output=True, text=True, check=False, errors="replace")
+    assert done.returncode != 0
+    sound = standalone(folder, "core", SHIM / "boundary_bundle.c")
+    assert subprocess.run([str(sound), str(again)], capture_output=True, check=False).returncode == 0
+
+
+def test_an_input_that_never_ends_is_a_finding(folder: Path) -> None:
+    """A hang that stops the run without a word, in both languages."""
+    endless = folder / "endless.c"
+    endless.write_text(
+        "#include <stddef.h>\n#include <stdint.h>\nint LLVMFuzzerTestOneInput(const uint8_t *d, size_t n);\n"
+        "int LLVMFuzzerTestOneInput(const uint8_t *d, size_t n) {\n"
+        "    volatile int on = n > 3 && d[3] == 7;\n    while (on) {\n    }\n    return 0;\n}\n",
+        encoding="ascii",
+    )
+    program = folder / "endless"
+    objects = [str(compiled(folder, source, [])) for source in (endless, FUZZ / "standalone.c")]
+    subprocess.run([CC or "cc", *objects, "-o", str(program)], check=True)
+    seed = folder / "four"
+    seed.write_bytes(bytes(4))
+    current = folder / "current-endless"
+    command = [str(program), "-seconds=60", "-seed=1", f"-current={current}", str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode != 0
+    assert "FINDING: one input takes over a second" in done.stderr
+    assert held(current)[3] == 7
+    done = in_python(folder, "lambda data: [None for _ in iter(int, 1)]")
+    assert done.returncode != 0
+    assert done.stderr.rstrip().endswith("targets.Finding: one input takes over a second")
+
+
+def in_python(folder: Path, target: str) -> subprocess.CompletedProcess[str]:
+    """bulk.py with another target in place of the decoder."""
+    other = f"targets.TARGETS['decoder'] = {target}"
+    script = f"import sys, targets; {other}; import bulk; sys.exit(bulk.main(sys.argv[1:]))"
+    arguments = ["decoder", folder / "libmutate.so", folder / "libcross_codec.so", "20", folder / "current-python"]
+    command = [sys.executable, "-c", script, *map(str, arguments), str(folder / "seeds" / "python")]
+    environment = runner.python_environment()
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_the_input_of_an_exception_is_kept(folder: Path) -> None:
+    done = in_python(folder, "lambda data: 1 / 0 if data[11] == 3 else None")
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+    assert held(folder / "current-python")[11] == 3
+    assert int(runner._DONE.findall(done.stderr)[-1][0]) >= 1
+
+
+def test_bulk_counts_and_makes_findings_into_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executions that are not counted, and a crash whose input lies nowhere."""
+    tools = runner.Tools(folder / "build", CC or "cc")
+    tools.corpus("c-core").mkdir(parents=True)
+    tools.findings("c-core").mkdir(parents=True)
+    monkeypatch.setattr(runner.Tools, "seeds", property(lambda _: folder / "seeds"))
+    programs = {"sound": standalone(folder, "core", SHIM / "boundary_bundle.c")}
+    programs["faulty"] = standalone(folder, "core", folder / "kept" / "boundary_bundle.c")
+    for name, program in programs.items():
+        monkeypatch.setattr(runner.Tools, "program", lambda *_, program=program: program)
+        result = runner.Result("c-core")
+        seconds = 0.5 if name == "sound" else 60
+        status, _ = runner._bulk(tools, "c-core", seconds, runner.threading.Lock(), result)
+        if name == "sound":
+            assert status == 0
+            assert result.executions > 1000
+            assert result.reached > 300
+            assert list(tools.findings("c-core").iterdir()) == []
+        else:
+            assert status != 0
+            (found,) = tools.findings("c-core").iterdir()
+            assert runner.repeat(tools, "c-core", found)[0] == 3
+
+
 # ---- the runner -----------------------------------------------------------------------
 
 
@@ -306,6 +402,21 @@ def test_a_report_says_what_was_measured() -> None:
         assert part in text
     assert runner.table([result]).splitlines()[1].split()[0] == "c-core"
     assert json.dumps(runner.asdict(result))
+
+
+def test_reports_are_added_up(tmp_path: Path) -> None:
+    """An overview that forgets a report, or counts the encoder as a decoder."""
+    found = {"kind": "planted"}
+    for stamp, core, encode in (("2026-01-01-0000", 1000, 10), ("2026-01-02-0000", 2000, 20)):
+        targets_of = [
+            {"target": "c-core", "executions": core, "findings": [found] if core == 2000 else []},
+            {"target": "c-encode", "executions": encode, "findings": []},
+            {"target": "py-differential", "executions": 7, "findings": []},
+        ]
+        runner.write_report("text\n", {"targets": targets_of}, stamp, tmp_path)
+    text = (tmp_path / "README.md").read_text("utf-8")
+    assert "| [2026-01-01-0000](2026-01-01-0000.md) | 1,000 | 10 | 0 | 7 | 0 |" in text
+    assert "| all | 3,000 | 30 | 0 | 14 | 1 |" in text
 
 
 def test_listed_functions_are_there() -> None:
