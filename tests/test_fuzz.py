@@ -270,22 +270,28 @@ def held(current: Path) -> bytes:
     return content[8 : 8 + int.from_bytes(content[:8], "little")]
 
 
-def test_the_input_of_a_crash_is_kept(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def faulty(folder: Path) -> Path:
+    """The core target over a codec that has lost a bound."""
+    copy = folder / "kept" / "boundary_bundle.c"
+    copy.parent.mkdir()
+    copy.write_text(without("D14"), encoding="ascii")
+    return standalone(folder, "core", copy)
+
+
+def test_the_input_of_a_crash_is_kept(folder: Path, faulty: Path) -> None:
     """A finding that nobody can run again."""
     inputs = folder / "inputs-kept"
     inputs.mkdir()
     for vector in load():
         if vector.result == "valid" and len(vector.data) <= 2048:
             (inputs / vector.id.replace("/", "_")).write_bytes(seeds.control({}) + vector.data)
-    copy = folder / "kept" / "boundary_bundle.c"
-    copy.parent.mkdir()
-    copy.write_text(without("D14"), encoding="ascii")
-    program, current = standalone(folder, "core", copy), folder / "current"
-    command = [str(program), "-seconds=60", "-seed=1", f"-current={current}", str(inputs)]
+    current = folder / "current"
+    command = [str(faulty), "-seconds=60", "-seed=1", f"-current={current}", str(inputs)]
     assert subprocess.run(command, capture_output=True, check=False, timeout=120).returncode != 0
     again = folder / "again"
     again.write_bytes(held(current))
-    done = subprocess.run([str(program), str(again)], capture_output=True, text=True, check=False, errors="replace")
+    done = subprocess.run([str(faulty), str(again)], capture_output=True, text=True, check=False, errors="replace")
     assert done.returncode != 0
     sound = standalone(folder, "core", SHIM / "boundary_bundle.c")
     assert subprocess.run([str(sound), str(again)], capture_output=True, check=False).returncode == 0
@@ -334,14 +340,13 @@ def test_the_input_of_an_exception_is_kept(folder: Path) -> None:
     assert int(runner._DONE.findall(done.stderr)[-1][0]) >= 1
 
 
-def test_bulk_counts_and_makes_findings_into_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_counts_and_makes_findings_into_files(folder: Path, faulty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Executions that are not counted, and a crash whose input lies nowhere."""
     tools = runner.Tools(folder / "build", CC or "cc")
     tools.corpus("c-core").mkdir(parents=True)
     tools.findings("c-core").mkdir(parents=True)
     monkeypatch.setattr(runner.Tools, "seeds", property(lambda _: folder / "seeds"))
-    programs = {"sound": standalone(folder, "core", SHIM / "boundary_bundle.c")}
-    programs["faulty"] = standalone(folder, "core", folder / "kept" / "boundary_bundle.c")
+    programs = {"sound": standalone(folder, "core", SHIM / "boundary_bundle.c"), "faulty": faulty}
     for name, program in programs.items():
         monkeypatch.setattr(runner.Tools, "program", lambda *_, program=program: program)
         result = runner.Result("c-core")
