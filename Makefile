@@ -3,7 +3,8 @@
 #
 #   make demo         a real model over three processes
 #   make test         every test, with both builds of llama.cpp
-#   make test-long    each byte of each small vector set to all its other values, by both codecs (ten minutes)
+#   make test-long    each byte of each small vector set to all its other values, by both codecs, and to one other
+#                     by the other decoders; each of them cut short (twenty minutes)
 #   make test-sessions  the state machines of sessions: 2,000 examples, 10,000 mixed operations (twenty minutes)
 #   make check        ruff and mypy
 #   make patches-check where the patches apply, what later releases changed, what builds (PATCHES_ARGS="--quick --json")
@@ -48,7 +49,8 @@ test:
 	MAKE="$(MAKE)" exec "$$venv" tests/run_all.py $(PYTEST_ARGS)
 
 test-long:
-	@$(SET_UP); BOUNDARY_BUNDLE_EVERY_BYTE=1 exec "$$venv" -m pytest tests/test_cross_codec.py -k every_byte
+	@$(SET_UP); BOUNDARY_BUNDLE_EVERY_BYTE=1 exec "$$venv" -m pytest \
+		tests/test_cross_codec.py tests/conformance/test_damage.py -k "every_byte or damage"
 
 test-sessions:
 	@$(SET_UP); BOUNDARY_BUNDLE_SESSION_EXAMPLES=2000 BOUNDARY_BUNDLE_SESSION_OPERATIONS=10000 \

@@ -43,6 +43,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from damaged_vectors import VECTORS, places, small_vectors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -58,7 +59,7 @@ from boundary_bundle import (
     encode,
 )
 from boundary_bundle.conformance.transcript import of_bundle, of_error, of_events
-from boundary_bundle.conformance.vectors import Vector, load
+from boundary_bundle.conformance.vectors import load
 from boundary_bundle.contract import AnyValue
 from boundary_bundle.testing import bundles, damaged, frames
 
@@ -559,42 +560,6 @@ def test_contracts_are_compared_alike(c_codec: Library, bundle: Bundle, data: st
 
 
 # ---- vectors, byte by byte ------------------------------------------------------------
-
-
-VECTORS: dict[str, list[Vector]] = {}
-for _vector in load():
-    if len(_vector.data) <= 512:
-        VECTORS.setdefault(_vector.file, []).append(_vector)
-
-
-def small_vectors(file: str) -> Iterator[tuple[str, bytes, Limits]]:
-    """Name, input and limits of the vectors of up to 512 bytes; an input that comes again with the same limits is
-    left out."""
-    seen = set()
-    for vector in VECTORS[file]:
-        key = vector.data, tuple(sorted(vector.limits.items()))
-        if key not in seen:
-            seen.add(key)
-            yield f"{vector.file}/{vector.id}", vector.data, Limits(**vector.limits)
-
-
-def places(data: bytes) -> list[tuple[int, int, bool] | None]:
-    """For each byte the frame to repair when it changes, as (offset, body length, is it in the body);
-    None where a repair would undo the change or there is no whole frame."""
-    found: list[tuple[int, int, bool] | None] = [None] * len(data)
-    at = 0
-    while at + 64 <= len(data):
-        length = int.from_bytes(data[at + 24 : at + 32], "little")
-        end = at + 64 + (length + 63) // 64 * 64
-        for index in range(at, min(end, len(data))):
-            in_body = at + 64 <= index < at + 64 + length
-            whole = at + 64 + length <= len(data)
-            if index < at + 60:
-                found[index] = (at, length, False)
-            elif in_body and whole:
-                found[index] = (at, length, True)
-        at = end
-    return found
 
 
 def values_for(old: int, drawn: random.Random) -> bytes:
