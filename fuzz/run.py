@@ -229,19 +229,23 @@ def build_c(tools: Tools, names: Sequence[str], codec: Path = SHIM / "boundary_b
         if _stale(made, [FUZZ / f"{made.stem}.c", FUZZ / "mutate.h"]):
             _compile([tools.clang, "-std=c11", "-O2", "-c", str(FUZZ / f"{made.stem}.c"), "-o", str(made)])
     headers = [FUZZ / "mutate.h", FUZZ / "target.h", SHIM / "boundary_bundle.h"]
-    for name in names:
-        program = tools.program(name, what)
-        sources = [FUZZ / f"{name}.c", codec]
-        if _stale(program, [*sources, *beside, *headers]):
-            say(f"building {program.name} ...")
-            objects = []
-            for source in sources:
-                objects.append(str(tools.build / f"{program.name}-{source.stem}.o"))
-                warnings = ["-std=c11", "-g", "-Wall", "-Wextra", f"-I{SHIM}"]
-                _compile([tools.clang, *warnings, *flags, "-c", str(source), "-o", objects[-1]])
-            linked = ["-fsanitize=address,undefined" if what == "bulk" else "-fsanitize=fuzzer"]
-            linked += SANITIZE if what == "fuzz" else flags if what == "cover" else []
-            _compile([tools.clang, *linked, *objects, *map(str, beside), "-o", str(program)])
+    todo = [name for name in names if _stale(tools.program(name, what), [FUZZ / f"{name}.c", codec, *beside, *headers])]
+    if not todo:
+        return
+    say(f"building {', '.join(tools.program(name, what).name for name in todo)} ...")
+
+    def compiled(source: Path) -> str:
+        made = str(tools.build / f"{what}-{source.name}.o")
+        warnings = ["-std=c11", "-g", "-Wall", "-Wextra", f"-I{SHIM}"]
+        _compile([*launcher(), tools.clang, *warnings, *flags, "-c", str(source), "-o", made])
+        return made
+
+    with ThreadPoolExecutor(processors()) as pool:
+        *objects, of_codec = pool.map(compiled, [*(FUZZ / f"{name}.c" for name in todo), codec])
+    linked = ["-fsanitize=address,undefined" if what == "bulk" else "-fsanitize=fuzzer"]
+    linked += SANITIZE if what == "fuzz" else flags if what == "cover" else []
+    for name, made in zip(todo, objects, strict=True):
+        _compile([tools.clang, *linked, made, of_codec, *map(str, beside), "-o", str(tools.program(name, what))])
 
 
 #: What the targets with a model instrument: of the patched library what reads a bundle, and of the worker everything
@@ -288,28 +292,44 @@ def build_with_model(tools: Tools, names: Sequence[str]) -> None:
     include = [f"-I{path}" for path in (SHIM, *native["include_dirs"])]
     library = [source_dir / "src" / name for name in IN_THE_LIBRARY]
     headers = [FUZZ / name for name in ("mutate.h", "target.h", "model.h")]
-    headers += [*SHIM.glob("*.h"), Path(native["library"])]
+    headers += SHIM.glob("*.h")
     build_c(tools, (), what="bulk")  # standalone.o, mutate.o
     libraries = [str(path) for path in sorted(Path(native["lib_dir"]).glob("lib*.so"))]
-    for name in names:
-        sources = [FUZZ / f"{name}.cpp", *(SHIM / part for part in INSTRUMENTED[name]), *library]
-        sources += [SHIM / "boundary_bundle.c", source_dir / "src" / "boundary-bundle.c"]
-        for what, flags in (("fuzz", [*SANITIZE, *FEEDBACK]), ("bulk", SANITIZE)):
-            program = tools.program(name, what)
-            beside = [tools.build / "mutate.o", *([tools.build / "standalone.o"] if what == "bulk" else [])]
-            if not _stale(program, [*sources, *beside, *headers]):
-                continue
-            say(f"building {program.name} ...")
-            objects = []
-            for number, source in enumerate(sources):
-                objects.append(str(tools.build / f"{program.name}-{number}.o"))
-                in_c = source.suffix == ".c"
-                compiler = tools.clang if in_c else tools.beside("clang++")
-                language = ["-std=c11" if in_c else "-std=c++17", "-g", "-O2"]
-                _compile([compiler, *language, *flags, *include, "-c", str(source), "-o", objects[-1]])
+    sources = {
+        name: [FUZZ / f"{name}.cpp", *(SHIM / part for part in INSTRUMENTED[name]), *library]
+        + [SHIM / "boundary_bundle.c", source_dir / "src" / "boundary-bundle.c"]
+        for name in names
+    }
+    for what, flags in (("fuzz", [*SANITIZE, *FEEDBACK]), ("bulk", SANITIZE)):
+        beside = [tools.build / "mutate.o", *([tools.build / "standalone.o"] if what == "bulk" else [])]
+        todo = [
+            name
+            for name in names
+            if _stale(tools.program(name, what), [*sources[name], *beside, *headers, Path(native["library"])])
+        ]
+        if not todo:
+            continue
+        say(f"building {' and '.join(tools.program(name, what).name for name in todo)} ...")
+        objects: dict[Path, str] = {}
+        jobs = []
+        for source in {source: None for name in todo for source in sources[name]}:
+            # boundary_bundle.c is there twice, by names that differ in one sign
+            objects[source] = str(tools.build / f"model-{what}-{source.name}.o")
+            in_c = source.suffix == ".c"
+            compiler = [tools.clang, "-std=c11"] if in_c else [tools.beside("clang++"), "-std=c++17"]
+            jobs.append([*launcher(), *compiler, "-g", "-O1", *flags, *include, "-c", str(source)])
+            jobs[-1] += ["-o", objects[source]]
+        with ThreadPoolExecutor(processors()) as pool:
+            list(pool.map(_compile, jobs))
+        for name in todo:
             linked = ["-fsanitize=fuzzer", *SANITIZE] if what == "fuzz" else SANITIZE
-            linked = [*linked, *objects, *map(str, beside), *libraries, f"-Wl,-rpath,{native['lib_dir']}", "-lm"]
-            _compile([tools.beside("clang++"), "-pthread", *linked, "-o", str(program)])
+            linked = [*linked, *(objects[source] for source in sources[name]), *map(str, beside), *libraries]
+            linked += [f"-Wl,-rpath,{native['lib_dir']}", "-lm", "-o", str(tools.program(name, what))]
+            _compile([tools.beside("clang++"), "-pthread", *linked])
+
+
+def launcher() -> list[str]:
+    return [found] if (found := shutil.which("ccache")) is not None else []
 
 
 def build_libraries(build: Path, compiler: str) -> None:
