@@ -212,15 +212,13 @@ def differential(data: bytes) -> tuple[int, int] | None:
     datastream = data[CONTROL:]
     limits, require = limits_of(data), bool(data[10] & REQUIRE_CHECKSUMS)
     prepare = datastream if data[10] & PREPARED else None
-    verdict = None
-    for kind in ("one", "core" if data[10] & CORE else "stream"):
-        pieces = () if kind == "one" else pieces_of(data, len(datastream))
-        of_python, said = _transcript(kind, datastream, limits, require, pieces)
-        of_c = library.transcript(kind, datastream, limits, require, pieces, prepare)
-        if of_python != of_c:
-            raise Finding(f"{kind}: the codecs disagree\nPython:\n{of_python}\nC:\n{of_c}")
-        if kind == "one":
-            verdict = said
+    # One way of reading it at a time: all three would take three times as long.
+    kind = ("one", "core", "stream")[data[13] % 3]
+    pieces = () if kind == "one" else pieces_of(data, len(datastream))
+    of_python, verdict = _transcript(kind, datastream, limits, require, pieces)
+    of_c = library.transcript(kind, datastream, limits, require, pieces, prepare)
+    if of_python != of_c:
+        raise Finding(f"{kind}: the codecs disagree\nPython:\n{of_python}\nC:\n{of_c}")
     return verdict
 
 
