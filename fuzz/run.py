@@ -144,7 +144,9 @@ def need_atheris() -> None:
     if subprocess.run(check, capture_output=True, check=False).returncode == 0:
         return
     say(f"installing {' and '.join(wanted)} ...")
-    command = [sys.executable, "-m", "pip", "install", "--progress-bar", "off", "-q", *wanted]
+    # What is pinned, and its wheels alone: built from source it would want a clang of its own.
+    command = [sys.executable, "-m", "pip", "install", "--progress-bar", "off", "-q", "--require-hashes"]
+    command += ["--only-binary", ":all:", "-r", str(ROOT / ".requirements" / "fuzz.txt")]
     subprocess.run(command, stdout=sys.stderr, check=False)
     if subprocess.run(check, capture_output=True, check=False).returncode != 0:
         raise Refusal(

@@ -3,7 +3,8 @@
     python tests/run_pythons.py [--all] [--list]
 
 Looks for python3.10 to python3.13 on the path, among pyenv's and among uv's, makes a
-virtual environment for each in the cache folder, and runs there what needs no llama.cpp.
+virtual environment for each in the cache folder, with what .requirements/codec.txt pins, and runs
+there what needs no llama.cpp.
 The Python that runs this file is left out: `make test` has run everything in it. Versions
 that are not on the machine are named; with --all, or CI in the environment, that is a
 failure. --list prints the versions that are missing and does nothing else.
@@ -22,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
-PACKAGES = ("construct", "crc32c", "hypothesis", "jsonschema", "ml_dtypes", "numpy", "pytest")
+LOCK = ROOT / ".requirements" / "codec.txt"
 TESTS = (
     *("test_codec.py", "test_contract.py", "test_prepared.py", "test_registry.py"),
     *("test_roundtrip.py", "test_vectors.py"),
@@ -35,6 +36,13 @@ def cache_dir() -> Path:
     from boundary_bundle.native.paths import cache_dir as of_the_package
 
     return of_the_package()
+
+
+def pip_install(python: Path, lock: Path) -> list[str]:
+    sys.path.insert(0, str(ROOT))
+    from boundary_bundle.native.bootstrap import pip_install as of_the_package
+
+    return of_the_package(python, lock)
 
 
 def candidates(version: str) -> Iterator[str]:
@@ -59,16 +67,13 @@ def find(version: str) -> str | None:
 
 def environment(version: str, python: str) -> str:
     """The interpreter of a complete environment; raises CalledProcessError with what went wrong."""
-    key = "\0".join((os.path.realpath(python), *PACKAGES))
+    key = "\0".join((os.path.realpath(python), LOCK.read_text("utf-8")))
     place = cache_dir() / "venvs" / f"tests-{version}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     inside, complete = place / "bin" / "python", place / "complete"
     if not complete.exists():
         shutil.rmtree(place, ignore_errors=True)
         place.parent.mkdir(parents=True, exist_ok=True)
-        for command in (
-            [python, "-m", "venv", str(place)],
-            [str(inside), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES],
-        ):
+        for command in ([python, "-m", "venv", str(place)], pip_install(inside, LOCK)):
             subprocess.run(command, check=True, capture_output=True, text=True)
         complete.touch()
     return str(inside)

@@ -12,7 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from boundary_bundle.native import bootstrap
+
 ROOT = Path(__file__).resolve().parents[1]
+#: For pip, where everything that it needs is there already.
+OFFLINE = ("--quiet", "--disable-pip-version-check", "--no-index")
 #: What importing the package may load besides the standard library.
 DEPENDENCIES = {"construct", "crc32c", "ml_dtypes", "numpy"}
 #: Folder in the repository -> folder in the wheel.
@@ -44,22 +48,31 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     target = tmp_path_factory.mktemp("wheel")
-    run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", target, source], target)
+    # By the setuptools that is here: another one would be downloaded, and none is pinned for that.
+    run(
+        [sys.executable, "-m", "pip", "wheel", *OFFLINE, "--no-deps", "--no-build-isolation", "-w", target, source],
+        target,
+    )
     (found,) = target.glob("*.whl")
     return found
 
 
-def environment(folder: Path, *packages: str | Path) -> Path:
-    """The folder of programs of a new environment that holds ``packages``."""
+def environment(folder: Path, lock: str, wheel: Path) -> Path:
+    """The folder of programs of a new environment that holds what a file of .requirements/ pins, and the wheel.
+
+    The wheel comes last and finds everything that it asks for, or it cannot be installed.
+    """
     run([sys.executable, "-m", "venv", folder], folder.parent)
-    run([folder / "bin" / "python", "-m", "pip", "install", "--quiet", *packages], folder.parent)
+    python = folder / "bin" / "python"
+    run(bootstrap.pip_install(python, ROOT / ".requirements" / f"{lock}.txt"), folder.parent)
+    run([python, "-m", "pip", "install", *OFFLINE, wheel], folder.parent)
     return folder / "bin"
 
 
 @pytest.fixture(scope="module")
 def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel and what it asks for, and nothing else."""
-    return environment(tmp_path_factory.mktemp("empty") / "venv", wheel)
+    return environment(tmp_path_factory.mktemp("empty") / "venv", "runtime", wheel)
 
 
 def test_contents(wheel: Path) -> None:
@@ -183,7 +196,7 @@ def test_shim_refuses(programs: Path, tmp_path: Path) -> None:
 
 def test_example_project(wheel: Path, tmp_path: Path) -> None:
     """tests/example_project in an environment of its own: fixtures and strategies as an outsider has them."""
-    programs = environment(tmp_path / "venv", wheel, "hypothesis", "pytest")
+    programs = environment(tmp_path / "venv", "codec", wheel)
     project = tmp_path / "project"
     shutil.copytree(ROOT / "tests" / "example_project", project, ignore=shutil.ignore_patterns("__pycache__", ".*"))
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"

@@ -4,8 +4,10 @@ The Makefile runs this file with whatever Python it found, before anything is in
 uses the standard library alone and imports nothing of the package. The rest of the package uses
 :func:`missing_tools`.
 
-    python bootstrap.py python     make the environment if need be, print its interpreter
-    python bootstrap.py clean      empty the cache folder
+    python bootstrap.py python [--no-build] [--with LOCK]...    make the environment if need be, print its interpreter
+    python bootstrap.py clean                                   empty the cache folder
+
+What pip installs is what .requirements/ pins: ``test.txt`` in each environment, and what ``--with`` names beside it.
 """
 
 from __future__ import annotations
@@ -80,15 +82,34 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def environment(checkout: Path) -> Path:
-    """The interpreter of the virtual environment for this checkout, made anew when pyproject.toml changes."""
+def pip_install(python: Path, lock: Path) -> list[str]:
+    """The command that installs exactly what a file of .requirements/ lists: each file's hash is checked before it is
+    unpacked, and none is built here, with tools that nobody has pinned."""
+    command = [str(python), "-m", "pip", "install", "--progress-bar", "off", "--disable-pip-version-check"]
+    return [*command, "--require-hashes", "--only-binary", ":all:", "-r", str(lock)]
+
+
+def environment(checkout: Path, beside: Sequence[str] = ()) -> Path:
+    """The interpreter of the virtual environment for this checkout, made anew when pyproject.toml or the lock changes.
+
+    ``beside`` names files of .requirements/ that are installed in it as well.
+    """
+    locks = {name: checkout / ".requirements" / f"{name}.txt" for name in ("test", *beside)}
     digest = hashlib.sha256()
     for part in (str(checkout).encode(), sys.version.encode(), os.path.realpath(sys.executable).encode()):
         digest.update(part + b"\0")
     digest.update((checkout / "pyproject.toml").read_bytes())
+    digest.update(locks["test"].read_bytes())
     place = _cache_dir() / "venvs" / digest.hexdigest()[:16]
     python, complete = place / "bin" / "python", place / "complete"
-    if complete.exists() and python.exists():
+    added = {}
+    for name in beside:
+        added[place / f"complete-{name}-{hashlib.sha256(locks[name].read_bytes()).hexdigest()[:16]}"] = locks[name]
+
+    def is_there() -> bool:
+        return python.exists() and complete.exists() and all(marker.exists() for marker in added)
+
+    if is_there():
         return python
     try:
         import ensurepip  # noqa: F401
@@ -101,15 +122,24 @@ def environment(checkout: Path) -> Path:
         except BlockingIOError:
             _say("waiting for another process to finish the Python environment")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        if complete.exists() and python.exists():
+        if is_there():
             return python
         start = time.monotonic()
-        _say(f"making the Python environment {place} (Python {sys.version.split()[0]}) ...")
-        shutil.rmtree(place, ignore_errors=True)
-        _run([sys.executable, "-m", "venv", str(place)])
-        _say("installing boundary-bundle and its dependencies ...")
-        _run([str(python), "-m", "pip", "install", "--progress-bar", "off", "-e", f"{checkout}[test]"])
-        complete.write_text("", encoding="ascii")
+        if not (complete.exists() and python.exists()):
+            _say(f"making the Python environment {place} (Python {sys.version.split()[0]}) ...")
+            shutil.rmtree(place, ignore_errors=True)
+            _run([sys.executable, "-m", "venv", str(place)])
+            _say("installing boundary-bundle and its dependencies ...")
+            _run(pip_install(python, locks["test"]))
+            # Its dependencies and what builds it are there: nothing more is looked for.
+            command = [str(python), "-m", "pip", "install", "--progress-bar", "off", "--no-index", "--no-deps"]
+            _run([*command, "--no-build-isolation", "-e", str(checkout)])
+            complete.touch()
+        for marker, listed in added.items():
+            if not marker.exists():
+                _say(f"installing what .requirements/{listed.name} lists ...")
+                _run(pip_install(python, listed))
+                marker.touch()
         _say(f"Python environment: done in {time.monotonic() - start:.1f} s")
     return python
 
@@ -160,13 +190,17 @@ def _main(arguments: list[str]) -> int:
     if arguments == ["clean"]:
         clean()
         return 0
-    if arguments == ["python"] or arguments == ["python", "--no-build"]:
-        sentences = [] if "--no-build" in arguments else missing_tools()
+    words = arguments[1:]
+    no_build = words[:1] == ["--no-build"]
+    words = words[1:] if no_build else words
+    beside = words[1::2]
+    if arguments[:1] == ["python"] and words == [word for name in beside for word in ("--with", name)]:
+        sentences = [] if no_build else missing_tools()
         if sentences:
             for sentence in sentences:
                 _say(f"error: {sentence}")
             return 2
-        found = environment(Path(__file__).resolve().parents[2])
+        found = environment(Path(__file__).resolve().parents[2], beside)
         try:
             print(found, flush=True)
         except OSError as error:
@@ -174,7 +208,7 @@ def _main(arguments: list[str]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise _Refusal(f"cannot write standard output: {error.strerror}") from None
         return 0
-    _say(f"usage: {os.path.basename(__file__)} python [--no-build] | clean")
+    _say(f"usage: {os.path.basename(__file__)} python [--no-build] [--with LOCK]... | clean")
     return 2
 
 
