@@ -7,6 +7,9 @@
 #                     by the other decoders; each of them cut short (twenty minutes)
 #   make test-sessions  the state machines of sessions: 2,000 examples, 10,000 mixed operations (twenty minutes)
 #   make check        ruff and mypy
+#   make static       clang-tidy, cppcheck, gcc's analyzer and bandit, and a table (STATIC_ARGS="--only bandit,gcc")
+#   make audit        known vulnerabilities of what is pinned, where they can be looked up; THIRD_PARTY.md
+#   make lock         pin the newest Python packages, with hashes, in .requirements/
 #   make patches-check where the patches apply, what later releases changed, what builds (PATCHES_ARGS="--quick --json")
 #   make bench        the codecs against their peers, side by side (BENCH_ARGS="--plot FILE --json FILE")
 #   make bench-sessions  what the session table costs, and a worker that is killed (BENCH_ARGS="--json FILE")
@@ -14,7 +17,7 @@
 #   make fuzz-long    the same for HOURS hours (HOURS=8), with coverage and a dated report in fuzz/reports
 #   make clean-cache  remove everything that this project put into its cache folder
 
-.PHONY: help demo test test-long test-sessions check patches-check bench bench-sessions fuzz fuzz-long clean-cache
+.PHONY: help demo test test-long test-sessions check static audit lock patches-check bench bench-sessions fuzz fuzz-long clean-cache
 .DEFAULT_GOAL := help
 # One build at a time; each uses every core by itself.
 .NOTPARALLEL:
@@ -33,8 +36,10 @@ FIND_PYTHON = \
 		exit 2; \
 	fi
 
-# Sets $$venv to the interpreter of the virtual environment, made first if it is not there.
+# Sets $$venv to the interpreter of the virtual environment, made first if it is not there. The second is without what
+# only builds of llama.cpp need, $(1) being further options.
 SET_UP = base=; $(FIND_PYTHON); venv=$$("$$base" -I $(BOOTSTRAP) python) || exit $$?
+SET_UP_PYTHON = base=; $(FIND_PYTHON); venv=$$("$$base" -I $(BOOTSTRAP) python --no-build $(1)) || exit $$?
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -57,20 +62,27 @@ test-sessions:
 		exec "$$venv" -m pytest tests/test_hot_kv_state.py tests/test_kv_cache_distributed.py
 
 check:
-	@base=; $(FIND_PYTHON); venv=$$("$$base" -I $(BOOTSTRAP) python --no-build) || exit $$?; set -e; \
-	"$$venv" -c 'import mypy, ruff' 2>/dev/null || "$$venv" -m pip install --progress-bar off mypy ruff; \
+	@$(call SET_UP_PYTHON,--with check); set -e; \
 	"$$venv" -m ruff check .; \
 	"$$venv" -m ruff format --check .; \
 	"$$venv" -m mypy --strict boundary_bundle
+
+static:
+	@$(call SET_UP_PYTHON,--with static); exec "$$venv" tests/run_static.py $(STATIC_ARGS)
+
+audit:
+	@$(call SET_UP_PYTHON,--with audit); exec "$$venv" tests/run_audit.py $(AUDIT_ARGS)
+
+lock:
+	@$(call SET_UP_PYTHON,--with lock); set -e; \
+	"$$venv" tests/run_lock.py; \
+	exec "$$venv" tests/run_audit.py --write
 
 patches-check:
 	@$(SET_UP); exec "$$venv" -m boundary_bundle.native.patches_check $(PATCHES_ARGS)
 
 bench:
-	@base=; $(FIND_PYTHON); venv=$$("$$base" -I $(BOOTSTRAP) python --no-build) || exit $$?; set -e; \
-	"$$venv" -c 'import google.protobuf, matplotlib, msgpack_numpy, pyarrow, rich, safetensors' 2>/dev/null || \
-		"$$venv" -m pip install --progress-bar off -e '.[bench]'; \
-	exec "$$venv" tests/bench/bench_codec.py $(BENCH_ARGS)
+	@$(call SET_UP_PYTHON,--with bench); exec "$$venv" tests/bench/bench_codec.py $(BENCH_ARGS)
 
 bench-sessions:
 	@$(SET_UP); exec "$$venv" tests/bench/bench_sessions.py $(BENCH_ARGS)
@@ -79,12 +91,10 @@ TIME ?= 60
 HOURS ?= 8
 
 fuzz:
-	@base=; $(FIND_PYTHON); venv=$$("$$base" -I $(BOOTSTRAP) python --no-build) || exit $$?; \
-	exec "$$venv" fuzz/run.py --seconds "$(TIME)" $(FUZZ_ARGS)
+	@$(call SET_UP_PYTHON); exec "$$venv" fuzz/run.py --seconds "$(TIME)" $(FUZZ_ARGS)
 
 fuzz-long:
-	@base=; $(FIND_PYTHON); venv=$$("$$base" -I $(BOOTSTRAP) python --no-build) || exit $$?; \
-	exec "$$venv" fuzz/run.py --hours "$(HOURS)" --report $(FUZZ_ARGS)
+	@$(call SET_UP_PYTHON); exec "$$venv" fuzz/run.py --hours "$(HOURS)" --report $(FUZZ_ARGS)
 
 clean-cache:
 	@base=; $(FIND_PYTHON); "$$base" -I $(BOOTSTRAP) clean

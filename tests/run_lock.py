@@ -10,6 +10,9 @@ configured gives the files, and the hashes say whether they are the ones meant.
 
 from __future__ import annotations
 
+import json
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".requirements"
 OLDEST_PYTHON = "3.10"
 PROJECT = "pyproject.toml"
-#: Name of the file -> what of pyproject.toml it holds.
+#: Files of .requirements/ -> what of pyproject.toml they hold.
 LOCKS: dict[str, tuple[str, ...]] = {
     "runtime": (PROJECT, "--group", "build"),
     "codec": (PROJECT, "--group", "build", "--group", "codec"),
@@ -31,6 +34,8 @@ LOCKS: dict[str, tuple[str, ...]] = {
     "audit": ("--group", "audit"),
     "lock": ("--group", "lock"),
 }
+#: Goes into the wheel: requirements.txt, and npm's lock for what package.json names.
+KAITAI = ROOT / "spec" / "testees" / "kaitai"
 
 
 def compile_lock(target: Path, what: tuple[str, ...], *more: str) -> None:
@@ -40,23 +45,39 @@ def compile_lock(target: Path, what: tuple[str, ...], *more: str) -> None:
     subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
+def lock_npm(folder: Path) -> None:
+    """npm's lock without addresses, whose sha512 npm checks."""
+    shutil.copy(KAITAI / "package.json", folder)
+    command = ["npm", "install", "--package-lock-only", "--omit-lockfile-registry-resolved", "--ignore-scripts"]
+    subprocess.run([*command, "--no-audit", "--no-fund"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    lock = json.loads((folder / "package-lock.json").read_text("utf-8"))
+    for row in lock["packages"].values():
+        row.pop("funding", None)
+    (KAITAI / "package-lock.json").write_text(json.dumps(lock, indent=2) + "\n", "utf-8")
+
+
 def main() -> int:
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="boundary-bundle-lock-") as folder:
         together = Path(folder, "together.txt")
         try:
             everything = [word for what in LOCKS.values() for word in what if word != PROJECT]
-            compile_lock(together, (PROJECT, *everything))
-            made = {name: Path(folder, f"{name}.txt") for name in LOCKS}
-            for name, what in LOCKS.items():
+            compile_lock(together, (PROJECT, *everything, "--group", "kaitai"))
+            made = {}
+            for name, what in {**LOCKS, "kaitai": ("--group", "kaitai")}.items():
+                made[name] = Path(folder, f"{name}.txt")
                 compile_lock(made[name], what, "--constraint", str(together))
+            if shutil.which("npm") is None:
+                print("npm is not here: the lock of spec/testees/kaitai stays as it is", file=sys.stderr)
+            else:
+                lock_npm(Path(folder))
         except subprocess.CalledProcessError as error:
-            print(f"error: uv could not resolve the requirements (status {error.returncode})", file=sys.stderr)
+            print(f"error: {shlex.join(error.cmd)} ended with status {error.returncode}", file=sys.stderr)
             return 2
         for name, path in made.items():
             text = path.read_text("utf-8").replace(f"    #   -c {together}\n", "").replace(f" -c {together}", "")
-            (FOLDER / f"{name}.txt").write_text(text, "utf-8")
-    print("written: " + ", ".join(f".requirements/{name}.txt" for name in LOCKS))
+            (KAITAI / "requirements.txt" if name == "kaitai" else FOLDER / f"{name}.txt").write_text(text, "utf-8")
+    print(f"written: .requirements/ and {KAITAI.relative_to(ROOT)}")
     return 0
 
 

@@ -1,9 +1,9 @@
 """Two decoders that share no code with the codecs: compiled from spec/boundary_bundle.ksy.
 
 ``python -m boundary_bundle.conformance.kaitai`` fetches what they need into the cache
-folder (the Kaitai Struct compiler from npm, its runtimes from npm and PyPI), compiles the
-description to JavaScript and to Python, and prints the two commands for
-``boundary-bundle conformance``. The next time it only prints.
+folder (the Kaitai Struct compiler from npm, its runtimes from npm and PyPI, each file with the
+hash that spec/testees/kaitai pins), compiles the description to JavaScript and to Python, and
+prints the two commands for ``boundary-bundle conformance``. The next time it only prints.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from typing import Final
 from ..native.paths import cache_dir, prepare_cache
 from ..places import spec_folder
 
-NPM: Final = ("kaitai-struct-compiler@0.11.0", "kaitai-struct@0.11.0", "js-yaml@4")
-PYPI: Final = ("kaitaistruct==0.11",)
+#: In spec/testees/kaitai: what npm and pip install, with the hashes that they check, and what compiles.
+NPM: Final = ("package.json", "package-lock.json")
+PYPI: Final = "requirements.txt"
+COMPILER: Final = "compile.js"
 
 
 class KaitaiError(Exception):
@@ -58,12 +60,16 @@ def _run(command: Sequence[str], what: str, **environment: str) -> None:
 
 
 def _make(folder: Path) -> None:
+    pinned = spec_folder() / "testees" / "kaitai"
     modules = folder / "node_modules"
-    tools = ["--no-audit", "--no-fund", "--no-save", "--ignore-scripts"]
-    _run(["npm", "install", "--prefix", str(folder), *tools, *NPM], "npm cannot install the Kaitai Struct compiler")
+    for name in NPM:
+        shutil.copy(pinned / name, folder)
+    npm = ["npm", "ci", "--prefix", str(folder), "--no-audit", "--no-fund", "--ignore-scripts"]
+    _run(npm, "npm cannot install the Kaitai Struct compiler")
     python = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder / "python")]
-    _run([*python, *PYPI], "pip cannot install Kaitai's runtime")
-    compiler = str(spec_folder() / "testees" / "kaitai" / "compile.js")
+    python += ["--require-hashes", "--only-binary", ":all:", "-r", str(pinned / PYPI)]
+    _run(python, "pip cannot install Kaitai's runtime")
+    compiler = str(pinned / COMPILER)
     for language in ("javascript", "python"):
         _run(["node", compiler, language, str(folder)], f"no {language} from the description", NODE_PATH=str(modules))
 
@@ -73,9 +79,9 @@ def prepare() -> Path:
     reason = missing()
     if reason is not None:
         raise KaitaiError(reason)
-    state = hashlib.sha256(repr((NPM, PYPI, sys.version_info[:2])).encode("ascii"))
-    for path in (spec_folder() / "boundary_bundle.ksy", spec_folder() / "testees" / "kaitai" / "compile.js"):
-        state.update(path.read_bytes())
+    state = hashlib.sha256(repr(sys.version_info[:2]).encode("ascii"))
+    for name in ("boundary_bundle.ksy", *(f"testees/kaitai/{file}" for file in (*NPM, PYPI, COMPILER))):
+        state.update((spec_folder() / name).read_bytes())
     parent = prepare_cache(cache_dir()) / "builds"
     place = parent / f"kaitai-{state.hexdigest()[:16]}"
     if not place.is_dir():
