@@ -100,8 +100,8 @@ _CLASSIFIED = {
 }
 
 
-def licence(metadata: email.message.Message) -> str:
-    """What a package's own metadata say: an SPDX expression where they have one."""
+def licence(metadata: email.message.Message, file: str) -> str:
+    """What a package's metadata say, an SPDX expression where they have one. ``file`` is the text of its licence."""
     if said := metadata.get("License-Expression"):
         return str(said)
     classified = [
@@ -113,7 +113,13 @@ def licence(metadata: email.message.Message) -> str:
     # Some put the licence's whole text there.
     if said and "\n" not in said and len(said) < 60:
         return said
+    if not classified and "Apache License" in file and "Version 2.0" in file:
+        return "Apache-2.0, by its licence file"
     return " AND ".join(classified) or "not said"
+
+
+def is_licence(name: str) -> bool:
+    return ".dist-info/" in name and name.rsplit("/", 1)[-1].upper().startswith("LICENSE")
 
 
 def from_wheel(package: Package) -> str:
@@ -128,8 +134,10 @@ def from_wheel(package: Package) -> str:
             done = subprocess.run([*command, "--python-version", python], capture_output=True, text=True, check=False)
             for wheel in Path(folder).glob("*.whl"):
                 with zipfile.ZipFile(wheel) as archive:
-                    name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-                    return licence(email.message_from_bytes(archive.read(name)))
+                    names = archive.namelist()
+                    metadata = next(name for name in names if name.endswith(".dist-info/METADATA"))
+                    file = "".join(archive.read(name).decode("utf-8", "replace") for name in names if is_licence(name))
+                    return licence(email.message_from_bytes(archive.read(metadata)), file)
     raise Refusal(f"{package.name} {package.version} cannot be downloaded for its licence:\n{done.stderr[-1000:]}")
 
 
@@ -141,7 +149,8 @@ def installed(package: Package) -> str | None:
         return None
     if distribution.version != package.version:
         return None
-    return licence(email.message_from_string(distribution.read_text("METADATA") or ""))
+    files = [path.read_text("utf-8") for path in distribution.files or () if is_licence(path.as_posix())]
+    return licence(email.message_from_string(distribution.read_text("METADATA") or ""), "".join(files))
 
 
 def known_licences() -> dict[tuple[str, str], str]:
@@ -149,7 +158,7 @@ def known_licences() -> dict[tuple[str, str], str]:
     if not TARGET.exists():
         return {}
     rows = re.findall(r"^\| ([\w.-]+) \| ([\w.]+) \| ([^|]+) \|", TARGET.read_text("utf-8"), re.MULTILINE)
-    return {(name, version): said for name, version, said in rows}
+    return {(name, version): said for name, version, said in rows if said != "not said"}
 
 
 # ---- the document ----------------------------------------------------------------------------

@@ -151,7 +151,7 @@ def test_npm_lock_has_a_hash_for_each_package_and_no_address() -> None:
 def test_third_party_is_what_is_pinned() -> None:
     """A package that nobody listed, a licence other than the installed package states."""
     licences = audit.licences_of_all(download=False)
-    assert "not known" not in licences.values()
+    assert not {"not known", "not said"} & set(licences.values())
     assert audit.TARGET.read_text("utf-8") == audit.document(licences), "make lock writes it anew"
     stated = {package.name for package in audit.packages() if audit.installed(package) is not None}
     assert {"construct", "crc32c", "ml-dtypes", "numpy", "pytest"} <= stated
@@ -191,13 +191,31 @@ def test_the_model_states_the_licence_that_is_listed(smollm2: Path) -> None:
     assert f"| SmolLM2-135M-Instruct, {smollm2.name} | - | Apache-2.0 |" in audit.TARGET.read_text("utf-8")
 
 
-def test_advisories_that_cannot_be_looked_up_are_not_called_none(monkeypatch: pytest.MonkeyPatch) -> None:
+SKIPPED = '{"dependencies": [{"name": "construct", "skip_reason": "not found, could not be audited"}]}'
+FOUND = (
+    '{"dependencies": [{"name": "construct", "version": "2.10.70", "vulns": '
+    '[{"id": "X-1", "fix_versions": ["2.11"]}]}, {"name": "numpy", "skip_reason": "not found"}]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "told"),
+    [
+        ((1, "", "connection refused\n"), 3, "the advisory database could not be reached (connection refused)"),
+        # Status 0 and "No known vulnerabilities found" of a pip-audit that has looked nothing up.
+        ((0, SKIPPED, "No known vulnerabilities found\n"), 3, "0 could be looked up"),
+        ((1, FOUND, ""), 1, "construct 2.10.70: X-1, mended in 2.11"),
+    ],
+    ids=["no answer", "all skipped", "found"],
+)
+def test_advisories_that_were_not_looked_up_are_not_called_none(
+    monkeypatch: pytest.MonkeyPatch, answer: tuple[int, str, str], status: int, told: str
+) -> None:
     """A machine without the database that says that all is well."""
-    failed = subprocess.CompletedProcess([], 1, "", "connection refused\n")
-    monkeypatch.setattr(audit.subprocess, "run", lambda *_, **__: failed)
-    status, told = audit.advisories()
-    assert status == 3
-    assert told == "NOT KNOWN: the advisory database could not be reached (connection refused)"
+    monkeypatch.setattr(audit.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], *answer))
+    found = audit.advisories()
+    assert found[0] == status
+    assert told in found[1]
 
 
 # -- builds without a network ------------------------------------------------------------------
