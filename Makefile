@@ -36,9 +36,9 @@ FIND_PYTHON = \
 		exit 2; \
 	fi
 
-# Sets $$venv to the interpreter of the virtual environment, made first if it is not there. The second is without what
-# only builds of llama.cpp need, $(1) being further options.
-SET_UP = base=; $(FIND_PYTHON); venv=$$("$$base" -I $(BOOTSTRAP) python) || exit $$?
+# Sets $$venv to the interpreter of the virtual environment, made first if it is not there, $(1) being further options.
+# The second does without what only builds of llama.cpp need.
+SET_UP = base=; $(FIND_PYTHON); venv=$$("$$base" -I $(BOOTSTRAP) python $(1)) || exit $$?
 SET_UP_PYTHON = base=; $(FIND_PYTHON); venv=$$("$$base" -I $(BOOTSTRAP) python --no-build $(1)) || exit $$?
 
 help:
@@ -48,7 +48,7 @@ demo:
 	@$(SET_UP); exec "$$venv" -m boundary_bundle.cli demo
 
 test:
-	@$(SET_UP); set -e; \
+	@$(call SET_UP,--with static); set -e; \
 	"$$venv" -m boundary_bundle.native build patched unpatched; \
 	"$$venv" -m boundary_bundle.native model; \
 	MAKE="$(MAKE)" exec "$$venv" tests/run_all.py $(PYTEST_ARGS)

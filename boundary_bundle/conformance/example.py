@@ -107,7 +107,7 @@ def rows() -> list[Row]:
             "dtype": "{}: f32",
             "byte_order": "{}: little",
             "rank": "{}",
-            "token_axis": "{}: the first dimension counts tokens",
+            "token_axis": "{}: the first dimension counts tokens",  # nosec B105: tokens of text
             "name_length": "{}",
         },
     )

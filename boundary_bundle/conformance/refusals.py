@@ -23,7 +23,7 @@ def _tensor(name: str = "x", dtype: str = "f32", shape: tuple[int, ...] = (2,), 
         "dtype": dtype,
         "byte_order": "little",
         "shape": [str(dim) for dim in shape],
-        "token_axis": None,
+        "token_axis": None,  # nosec B105: tokens of text
         "elements": "00" * (count // 32 * 34) if dtype == "q8_0" else "0" * (sizes[dtype] * count),
     }
     return {**tensor, **other}
@@ -41,7 +41,7 @@ def _rows() -> Iterator[tuple[str, str, str, str, dict[str, Any], dict[str, int]
     ) -> tuple[str, str, str, str, dict[str, Any], dict[str, int]]:
         return f"8-encode-{slug}", f"6:{step}", error, comment, {"tensors": list(tensors), **has}, limits or {}
 
-    axis: dict[str, Any] = {"token_axis": 0}
+    axis: dict[str, Any] = {"token_axis": 0}  # nosec B105: tokens of text
     yield row("duplicate", "D29", "tensor_duplicate", "two tensors of one name", _tensor(), _tensor())
     yield row("no-name", "D13", "tensor_name", "an empty name", _tensor(""))
     yield row("name", "D27", "tensor_name", "a space in a name", _tensor("a b"))

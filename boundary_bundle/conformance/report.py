@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-from xml.etree import ElementTree
+from xml.etree import ElementTree  # nosec B405: XML is written here and not read
 
 from ..anatomy import Row, dissect
 from ..bundle import Limits

@@ -422,7 +422,7 @@ def _interleave(lengths: Sequence[int], random: np.random.Generator) -> list[tup
     while left.sum():
         # The square root lets short sequences last almost as long as their share allows, not ending them at once.
         weights = np.sqrt(left) * (left > 0)
-        sequence = int(random.choice(len(left), p=weights / weights.sum()))
+        sequence = int(random.choice(len(left), p=weights / weights.sum()))  # nosec B311: drawn settings, not keys
         for _ in range(min(int(left[sequence]), int(random.integers(1, 3)))):
             stream.append((sequence, int(lengths[sequence] - left[sequence])))
             left[sequence] -= 1
@@ -434,7 +434,7 @@ def _tokens(part: Sequence[tuple[int, int]], outputs: str, traits: Traits, rando
     chosen = {
         "all": [True] * len(part),
         "last": [last[sequence] == place for place, (sequence, _) in enumerate(part)],
-        "scattered": [bool(drawn) for drawn in random.random(len(part)) < 1 / 3],
+        "scattered": [bool(drawn) for drawn in random.random(len(part)) < 1 / 3],  # nosec B311: as above
     }[outputs]
     return [
         Token(int(random.integers(0, traits.n_vocab)), position, sequence, wanted)
