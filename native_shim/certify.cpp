@@ -57,7 +57,7 @@ namespace {
 __attribute__((format(printf, 1, 2)))
 #endif
 std::string
-text(const char *format, ...) {
+text(const char *format, ...) { // NOLINT(cert-dcl50-cpp): the compiler checks the arguments against the format
     char buffer[1024];
     va_list args;
     va_start(args, format);
@@ -83,7 +83,7 @@ std::string quoted(const std::string &s) {
 
 void say(const std::string &line) {
     printf("%s\n", line.c_str());
-    fflush(stdout);
+    (void)fflush(stdout); // nobody is left to tell
 }
 
 [[noreturn]] void stop(const std::string &why) {
@@ -379,11 +379,12 @@ rows run_unsplit(const llama_model *model, llama_context *ctx, const setting &s,
 
 std::vector<rows> run_unsplit(llama_model *model, setting &s, std::string *memory) {
     snprintf(where, sizeof(where), "unsplit in setting %s", s.name.c_str());
-    context_ptr ctx = context(model, s);
+    const context_ptr ctx = context(model, s);
     if (memory) {
         *memory = memory_kind(ctx.get());
     }
     std::vector<rows> all;
+    all.reserve(s.batches.size());
     for (batch &b : s.batches) {
         all.push_back(run_unsplit(model, ctx.get(), s, b));
     }
@@ -417,6 +418,7 @@ constexpr uint64_t MAX_ROWS_BYTES = 1ull << 32;
 [[maybe_unused]] std::string read_record(FILE *file, std::vector<rows> &all) {
     uint64_t head[2];
     all.clear();
+    // NOLINTNEXTLINE(clang-analyzer-unix.Stream): the empty name ends the reading
     if (fread(head, sizeof(head), 1, file) != 1) {
         return "";
     }
@@ -529,7 +531,9 @@ int oracle(std::vector<setting> &plan, const char *path, const char *file_name) 
                             quoted(e.what()).c_str()));
         }
     }
-    fclose(file);
+    if (fclose(file) != 0) {
+        stop("cannot write the oracle's file");
+    }
     return 0;
 }
 
@@ -702,10 +706,10 @@ struct tally {
     uint64_t compared = 0, differing = 0;
     std::string first; // JSON of the first difference
 
-    void differ(uint64_t n, const std::string &where) {
+    void differ(uint64_t n, const std::string &spot) {
         differing += n;
         if (first.empty()) {
-            first = "{" + where + "}";
+            first = "{" + spot + "}";
         }
     }
     std::string json(const char *name) const {
@@ -717,11 +721,11 @@ std::string place(const char *what, int32_t start, int32_t end, size_t i) {
     return text("\"what\": \"%s\", \"range\": [%d, %d], \"batch\": %zu", what, start, end, i);
 }
 
-void compare_rows(tally &t, const std::string &where, const rows &want, const float *found, uint64_t n, uint64_t width) {
+void compare_rows(tally &t, const std::string &spot, const rows &want, const float *found, uint64_t n, uint64_t width) {
     t.compared += want.data.size();
     if (n != want.n || (n && width != want.width)) {
         t.differ(std::max<uint64_t>(1, want.data.size()),
-                 where + text(", \"expected_shape\": [%" PRIu64 ", %" PRIu64 "], \"found_shape\": [%" PRIu64 ", %" PRIu64 "]",
+                 spot + text(", \"expected_shape\": [%" PRIu64 ", %" PRIu64 "], \"found_shape\": [%" PRIu64 ", %" PRIu64 "]",
                               want.n, want.width, n, width));
         return;
     }
@@ -738,24 +742,24 @@ void compare_rows(tally &t, const std::string &where, const rows &want, const fl
     uint32_t bits[2];
     memcpy(&bits[0], &want.data[first], 4);
     memcpy(&bits[1], &found[first], 4);
-    t.differ(differing, where + text(", \"row\": %" PRIu64 ", \"index\": %" PRIu64
+    t.differ(differing, spot + text(", \"row\": %" PRIu64 ", \"index\": %" PRIu64
                                      ", \"expected_bits\": \"%08x\", \"found_bits\": \"%08x\"",
                                      first / width, first % width, bits[0], bits[1]));
 }
 
 // What the last shard gives: one f32 tensor [rows, width], logits or embeddings.
-void compare_output(tally &t, const std::string &where, const rows &want, const uint8_t *data, size_t size) {
+void compare_output(tally &t, const std::string &spot, const rows &want, const uint8_t *data, size_t size) {
     const bytes copy(data, data + size);
     const bb_bundle bundle = decoded(copy, "the last shard's output");
     bb_tensor out;
     if (bundle.tensor_count != 1 || bb_tensor_at(&bundle, 0, &out) != BB_OK || out.dtype != BB_F32 || out.rank != 2) {
         t.compared += want.data.size();
-        t.differ(std::max<uint64_t>(1, want.data.size()), where + ", \"tensor\": \"not one f32 tensor of rank 2\"");
+        t.differ(std::max<uint64_t>(1, want.data.size()), spot + ", \"tensor\": \"not one f32 tensor of rank 2\"");
         return;
     }
     std::vector<float> found(out.bytes / sizeof(float));
     bb_tensor_read(&bundle, 0, found.data(), out.bytes);
-    compare_rows(t, where, want, found.data(), out.dims[0], out.dims[1]);
+    compare_rows(t, spot, want, found.data(), out.dims[0], out.dims[1]);
 }
 
 uint64_t elements(const bb_tensor &t) {
@@ -767,7 +771,7 @@ uint64_t elements(const bb_tensor &t) {
 }
 
 // Two bundles at the same cut, written by different shards.
-void compare_bundles(tally &t, const std::string &where, const bytes &want_bytes, const uint8_t *data, size_t size) {
+void compare_bundles(tally &t, const std::string &spot, const bytes &want_bytes, const uint8_t *data, size_t size) {
     const bytes found_bytes(data, data + size);
     const bb_bundle want = decoded(want_bytes, "a first shard's output"), found = decoded(found_bytes, "a middle shard's output");
     const auto skipped = [](const bb_attr &a) {
@@ -790,7 +794,7 @@ void compare_bundles(tally &t, const std::string &where, const bytes &want_bytes
         alike = x.key == y.key && x.type == y.type && x.length == y.length && memcmp(x.value, y.value, x.length) == 0;
     }
     if (!alike) {
-        t.differ(1, where + ", \"tensor\": \"attributes or the number of tensors\"");
+        t.differ(1, spot + ", \"tensor\": \"attributes or the number of tensors\"");
         return;
     }
     for (uint32_t i = 0; i < want.tensor_count; i++) {
@@ -834,8 +838,10 @@ void dump(const char *folder, int32_t cut, const setting &s, const std::vector<b
     for (size_t i = 0; i < bundles.size() && sizes.size() < DUMPED; i++) {
         if (sizes.insert(s.batches[i].token.size()).second) {
             FILE *file = open_file(text("%s/cut-%d-%zu.bundle", folder, cut, sizes.size()).c_str(), "wb");
-            fwrite(bundles[i].data(), bundles[i].size(), 1, file);
-            fclose(file);
+            const bool good = fwrite(bundles[i].data(), bundles[i].size(), 1, file) == 1;
+            if (fclose(file) != 0 || !good) {
+                stop(text("cannot write a bundle to %s", folder));
+            }
         }
     }
 }
@@ -866,6 +872,7 @@ void certify_setting(ranges &shards, llama_model *whole, const std::vector<int32
         throw failure("the library does not say what it has loaded");
     }
     std::vector<bytes> input;
+    input.reserve(s.batches.size());
     for (size_t i = 0; i < s.batches.size(); i++) {
         input.push_back(token_bundle(own, s.batches[i], i));
     }
@@ -924,7 +931,7 @@ std::string list(const std::set<int32_t> &numbers) {
 int certify(std::vector<setting> &plan, const char *path, const char *file_name, const char *dump_folder) {
     bb_config_init(&codec);
     codec.limits.rank = 4;
-    model_ptr whole = load(path);
+    const model_ptr whole = load(path);
     const int32_t n_layer = llama_model_n_layer(whole.get());
     ranges shards(path);
 
@@ -1018,7 +1025,7 @@ int certify(std::vector<setting> &plan, const char *path, const char *file_name,
             text(", \"tokens\": %" PRIu64 ", \"bad_cuts\": %s, \"failed\": ", r.tokens, list(r.bad_cuts).c_str()) +
             quoted(r.failed) + ", \"first\": " + (first.empty() ? "null" : first) + "}");
     }
-    fclose(file);
+    (void)fclose(file); // it was only read
     return 0;
 }
 
@@ -1031,7 +1038,8 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: certify PLAN MODEL ORACLE [DUMP]\n");
         return 2;
     }
-    setenv("GGML_NO_BACKTRACE", "1", 0); // an abort must not start a debugger
+    // An abort must not start a debugger. NOLINTNEXTLINE(concurrency-mt-unsafe): there is one thread yet
+    setenv("GGML_NO_BACKTRACE", "1", 0);
     std::vector<setting> plan = read_plan(argv[1]);
     ggml_set_abort_callback(say_end);
     for (const int number : {SIGSEGV, SIGBUS, SIGFPE}) {
