@@ -53,7 +53,7 @@ static void sha256_block(struct sha256 *h) {
         0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208,
         0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
     uint32_t w[64], v[8];
-    for (int i = 0; i < 16; ++i) {
+    for (size_t i = 0; i < 16; ++i) {
         const uint8_t *p = h->block + 4 * i;
         w[i] = (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
     }
@@ -99,11 +99,11 @@ static void sha256_end(struct sha256 *h, char hex[65]) {
     const uint64_t bits = h->n_bytes * 8;
     uint8_t tail[72] = {0x80};
     const size_t n = (size_t)(119 - h->n_bytes % 64) % 64 + 1;
-    for (int i = 0; i < 8; ++i) {
-        tail[n + (size_t)i] = (uint8_t)(bits >> (56 - 8 * i));
+    for (size_t i = 0; i < 8; ++i) {
+        tail[n + i] = (uint8_t)(bits >> (56 - 8 * i));
     }
     sha256_add(h, tail, n + 8);
-    for (int i = 0; i < 8; ++i) {
+    for (size_t i = 0; i < 8; ++i) {
         snprintf(hex + 8 * i, 9, "%08" PRIx32, h->state[i]);
     }
 }
@@ -143,13 +143,16 @@ static int here;
 static unsigned long n_failures, n_fixtures, n_compared_bundles, n_compared_logits;
 static struct llama_boundary_error err = {.size = sizeof(err), .abi = LLAMA_BOUNDARY_ABI};
 
+/* NOLINTNEXTLINE(concurrency-mt-unsafe): this program has one thread of its own */
+static const char *reason(void) { return strerror(errno); }
+
 static void quiet(enum ggml_log_level level, const char *text, void *user) {
     (void)level;
     (void)text;
     (void)user;
 }
 
-static void stop(const char *format, ...) {
+static _Noreturn void stop(const char *format, ...) {
     va_list args;
     va_start(args, format);
     fputs("check_fixtures: ", stderr);
@@ -182,16 +185,17 @@ static void hash_file(const char *path, char hex[65]) {
     size_t n;
     FILE *stream = fopen(path, "rb");
     if (!stream) {
-        stop("cannot read %s: %s", path, strerror(errno));
+        stop("cannot read %s: %s", path, reason());
     }
     sha256_begin(&h);
-    while ((n = fread(buffer, 1, sizeof(buffer), stream)) > 0) {
+    do {
+        n = fread(buffer, 1, sizeof(buffer), stream);
         sha256_add(&h, buffer, n);
-    }
+    } while (n == sizeof(buffer));
     if (ferror(stream)) {
-        stop("cannot read %s: %s", path, strerror(errno));
+        stop("cannot read %s: %s", path, reason());
     }
-    fclose(stream);
+    (void)fclose(stream);
     sha256_end(&h, hex);
 }
 
@@ -202,16 +206,18 @@ static void read_file(struct fixture *f, struct file *file, const char *sha) {
     path_of(file->name, path);
     FILE *stream = fopen(path, "rb");
     if (!stream || fseek(stream, 0, SEEK_END) != 0) {
-        stop("step %d: cannot read %s: %s", f->step, path, strerror(errno));
+        stop("step %d: cannot read %s: %s", f->step, path, reason());
     }
     const long size = ftell(stream);
-    rewind(stream);
-    file->size = size < 0 ? 0 : (size_t)size;
+    if (size < 0 || fseek(stream, 0, SEEK_SET) != 0) {
+        stop("step %d: cannot read %s: %s", f->step, path, reason());
+    }
+    file->size = (size_t)size;
     file->data = malloc(file->size + 1);
     if (!file->data || fread(file->data, 1, file->size, stream) != file->size) {
         stop("step %d: cannot read the %ld bytes of %s", f->step, size, path);
     }
-    fclose(stream);
+    (void)fclose(stream); /* it was only read, here and below */
     sha256_begin(&h);
     sha256_add(&h, file->data, file->size);
     sha256_end(&h, hex);
@@ -243,7 +249,7 @@ static void open_shard(const struct fixture *f, struct shard *s) {
     own.abi = LLAMA_BOUNDARY_ABI;
     char hex[65];
     llama_model_layer_ownership(s->model, &own);
-    for (int i = 0; i < 32; ++i) {
+    for (size_t i = 0; i < 32; ++i) {
         snprintf(hex + 2 * i, 3, "%02x", own.fingerprint[i]);
     }
     if (strcmp(hex, f->fingerprint) != 0) {
@@ -422,6 +428,8 @@ static void take_file(struct fixture *f, const char *name, const char *sha) {
     read_file(f, file, sha);
 }
 
+/* NOLINTBEGIN(bugprone-unchecked-string-to-number-conversion,cert-err34-c): numbers of more digits than fit are not
+ * read as numbers, and the next word then fits no line. */
 static void take_line(struct fixture *f, const char *line, int number) {
     char word[16], a[MAX_NAME], b[MAX_NAME];
     int x = 0, y = 0, big = 0, bare = 0;
@@ -432,16 +440,15 @@ static void take_line(struct fixture *f, const char *line, int number) {
     }
     if (strcmp(word, "fixture") == 0 && sscanf(line, "%*s %255s %255s", a, b) == 2) {
         begin_fixture(f, a, b);
-    } else if (strcmp(word, "model") == 0 && sscanf(line, "%*s %64s %64s", f->sha, f->fingerprint) == 2) {
-        /* both are compared when it is loaded */
-    } else if (strcmp(word, "settings") == 0 &&
-               sscanf(line, "%*s %d %d %d %d %d %d", &s->threads, &s->ctx, &s->batch, &s->ubatch, &s->flash_attn,
-                      &s->sequences) == 6) {
-        /* used when it is loaded */
-    } else if (strcmp(word, "range") == 0 && sscanf(line, "%*s %d %d", &x, &y) == 2 && f->n_shards < MAX_SHARDS) {
+    } else if ((strcmp(word, "model") == 0 && sscanf(line, "%*s %64s %64s", f->sha, f->fingerprint) == 2) ||
+               (strcmp(word, "settings") == 0 &&
+                sscanf(line, "%*s %9d %9d %9d %9d %9d %9d", &s->threads, &s->ctx, &s->batch, &s->ubatch, &s->flash_attn,
+                       &s->sequences) == 6)) {
+        /* compared, or used, when it is loaded */
+    } else if (strcmp(word, "range") == 0 && sscanf(line, "%*s %9d %9d", &x, &y) == 2 && f->n_shards < MAX_SHARDS) {
         f->shards[f->n_shards].start = x;
         f->shards[f->n_shards++].end = y;
-    } else if (strcmp(word, "step") == 0 && sscanf(line, "%*s %d", &x) == 1 && f->n_shards > 0) {
+    } else if (strcmp(word, "step") == 0 && sscanf(line, "%*s %9d", &x) == 1 && f->n_shards > 0) {
         if (!f->loaded) {
             load(f);
         }
@@ -451,13 +458,13 @@ static void take_line(struct fixture *f, const char *line, int number) {
             take_file(f, a, b);
         }
     } else if (strcmp(word, "boundary") == 0 &&
-               sscanf(line, "%*s %d %255s %64s %d %" SCNu64 " %d", &x, a, b, &big, &fragment, &bare) == 6) {
+               sscanf(line, "%*s %9d %255s %64s %9d %19" SCNu64 " %9d", &x, a, b, &big, &fragment, &bare) == 6) {
         if (f->n_files > 0) {
             const struct llama_boundary_layout layout = {sizeof(layout), LLAMA_BOUNDARY_ABI, big, bare, fragment};
             take_file(f, a, b);
             f->layouts[f->n_files - 1] = layout;
         }
-    } else if (strcmp(word, "logits") == 0 && sscanf(line, "%*s %d %64s", &x, b) == 2) {
+    } else if (strcmp(word, "logits") == 0 && sscanf(line, "%*s %9d %64s", &x, b) == 2) {
         if (f->n_files > 0) {
             run_step(f, x, b);
             f->n_steps++;
@@ -469,6 +476,7 @@ static void take_line(struct fixture *f, const char *line, int number) {
         stop("manifest.lines:%d: cannot be understood: %s", number, line);
     }
 }
+/* NOLINTEND(bugprone-unchecked-string-to-number-conversion,cert-err34-c) */
 
 int main(int argc, char **argv) {
     for (int i = 1, place = 0; i < argc; ++i) {
@@ -486,7 +494,7 @@ int main(int argc, char **argv) {
     path_of("manifest.lines", path);
     FILE *manifest = fopen(path, "r");
     if (!manifest) {
-        stop("cannot read %s: %s", path, strerror(errno));
+        stop("cannot read %s: %s", path, reason());
     }
     if (!fgets(line, sizeof(line), manifest) || strcmp(line, "boundary-bundle fixtures 1\n") != 0) {
         stop("%s does not begin with the line 'boundary-bundle fixtures 1'", path);
@@ -498,7 +506,10 @@ int main(int argc, char **argv) {
     for (int number = 2; fgets(line, sizeof(line), manifest); ++number) {
         take_line(&fixture, line, number);
     }
-    fclose(manifest);
+    if (ferror(manifest)) {
+        stop("cannot read %s: %s", path, reason());
+    }
+    (void)fclose(manifest);
     llama_backend_free();
     if (n_fixtures == 0 || fixture.loaded) {
         stop("%s %s", path, fixture.loaded ? "ends inside a fixture" : "holds no fixture");
