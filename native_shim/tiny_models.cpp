@@ -10,7 +10,7 @@
 // SPDX-License-Identifier: MIT
 [[maybe_unused]] static int fixture_main(int argc, char **argv);
 #define main fixture_main
-#include "tests/test-llama-archs.cpp"
+#include "tests/test-llama-archs.cpp" // NOLINT(bugprone-suspicious-include): upstream has no header for it
 #undef main
 
 #include "../src/llama-kv-cache-dsa.h"
@@ -130,6 +130,7 @@ bool norm_after_sum(llm_arch arch) {
 // One value a layer: `period` repeated.
 template <typename T> std::vector<T> repeated(const std::vector<T> &period, uint32_t n_layer) {
     std::vector<T> values;
+    values.reserve(n_layer);
     for (uint32_t il = 0; il < n_layer; il++) {
         values.push_back(period[il % period.size()]);
     }
@@ -325,7 +326,7 @@ class generator {
     float next(double mean, double deviation, sign wanted) {
         // The sum of eight uniform 16-bit numbers has this deviation and is close to normal.
         constexpr double unit = 53509.9;
-        int64_t sum = -8 * 32768;
+        int64_t sum = INT64_C(-8) * 32768;
         for (int word = 0; word < 2; word++) {
             for (uint64_t bits = mix(state), part = 0; part < 4; part++, bits >>= 16) {
                 sum += (int64_t)(bits & 0xffff);
@@ -491,7 +492,7 @@ bool superfluous(llm_arch arch, const std::string &name, uint32_t n_layer_dense)
 
 void make(llm_arch arch, bool moe, uint64_t seed, uint32_t n_draft, const char *path,
           const std::set<std::string> &without) {
-    gguf_context_ptr ctx = get_gguf_ctx(arch, moe);
+    const gguf_context_ptr ctx = get_gguf_ctx(arch, moe);
     enlarge(arch, moe, n_draft, ctx.get());
     weights wanted = {seed, norm_after_sum(arch)};
     llama_model_ptr model(llama_model_init_from_user(ctx.get(), set_weights, &wanted, model_params()));
@@ -501,7 +502,7 @@ void make(llm_arch arch, bool moe, uint64_t seed, uint32_t n_draft, const char *
     if (model->hparams.n_layer_nextn != n_draft) {
         throw problem(std::string("there are no draft layers in ") + llm_arch_name(arch));
     }
-    gguf_context_ptr out(gguf_init_empty());
+    const gguf_context_ptr out(gguf_init_empty());
     gguf_set_kv(out.get(), ctx.get());
     std::set<std::string> seen; // tied tables and rope factors stand several times in the model
     for (const std::string &name : without) {
@@ -578,6 +579,7 @@ class runner {
             llama_memory_clear(memory, true);
         }
         std::vector<llama_token> tokens;
+        tokens.reserve(N_PROMPT + N_STEPS);
         uint64_t state = 1;
         for (int i = 0; i < N_PROMPT + N_STEPS; i++) {
             tokens.push_back((llama_token)(mix(state) % (uint64_t)n_vocab));
@@ -894,7 +896,7 @@ json list() {
 }
 
 json with_file(const std::string &path, const std::function<json(runner &)> &what) {
-    llama_model_ptr model(llama_model_load_from_file(path.c_str(), model_params()));
+    const llama_model_ptr model(llama_model_load_from_file(path.c_str(), model_params()));
     if (!model) {
         throw problem(because("the library does not load " + path));
     }
@@ -914,6 +916,7 @@ int usage() {
 
 } // namespace
 
+// NOLINTNEXTLINE(bugprone-exception-escape): the object of one string that tells of an exception throws none
 int main(int argc, char **argv) {
     const std::vector<std::string> args(argv + 1, argv + argc);
     llama_log_set(on_log, nullptr);
@@ -951,7 +954,8 @@ int main(int argc, char **argv) {
         puts(result.dump().c_str());
         return 0;
     } catch (const std::exception &error) {
-        puts(json({{"error", error.what()}}).dump().c_str());
+        // A file's name need not be UTF-8.
+        puts(json({{"error", error.what()}}).dump(-1, ' ', false, json::error_handler_t::replace).c_str());
         return 1;
     }
 }

@@ -33,7 +33,7 @@ static void quiet(enum ggml_log_level level, const char *text, void *user) {
     (void)user;
 }
 
-static void stop(const char *what, const char *why) {
+static _Noreturn void stop(const char *what, const char *why) {
     fprintf(stderr, "two_shards: %s: %s\n", what, why);
     exit(2);
 }
@@ -125,16 +125,23 @@ static void decode(struct shard *s, const void *data, size_t size, const char *w
     }
 }
 
+/* 1 to max; what is wrong about another text is said. */
+static int32_t number(const char *text, long max, const char *what, const char *expected) {
+    char *end;
+    const long value = strtol(text, &end, 10);
+    if (end == text || *end != '\0' || value < 1 || value > max) {
+        stop(what, expected);
+    }
+    return (int32_t)value;
+}
+
 int main(int argc, char **argv) {
     if (argc < 3 || argc > 4) {
         fprintf(stderr, "usage: two_shards MODEL.gguf CUT [TOKENS]\n");
         return 2;
     }
-    const int cut = atoi(argv[2]);
-    const int n_steps = argc > 3 ? atoi(argv[3]) : 16;
-    if (n_steps < 1 || n_steps > N_CTX - N_PROMPT) {
-        stop("TOKENS", "expected 1 to 240");
-    }
+    const int32_t cut = number(argv[2], INT32_MAX, "CUT", "expected a layer");
+    const int32_t n_steps = argc > 3 ? number(argv[3], N_CTX - N_PROMPT, "TOKENS", "expected 1 to 240") : 16;
 
     llama_log_set(quiet, NULL);
     llama_backend_init();

@@ -30,7 +30,7 @@ typedef struct text {
     size_t length, cap;
 } text;
 
-static void fatal(const char *why) {
+__attribute__((noreturn)) static void fatal(const char *why) {
     fprintf(stderr, "%s\n", why);
     exit(2);
 }

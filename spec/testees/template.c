@@ -13,7 +13,7 @@
 static const char *skip(const char *p) {
     int depth = 0;
     do {
-        if (*p == '"') for (p++; *p && *p != '"'; p++) p += *p == '\\';
+        if (*p == '"') for (p++; *p && *p != '"'; p++) p += *p == '\\' && p[1];
         else if (*p == '{' || *p == '[') depth++;
         else if (*p == '}' || *p == ']') depth--;
         if (*p) p++;
@@ -42,13 +42,17 @@ static int is(const char *value, const char *text) {
  * if there was one. Integers of 64 bits are strings. data: n bytes; pieces: a list of
  * their sizes in JSON, or NULL: whole. The class is member(request, "class"). */
 static void decode(const char *request, const unsigned char *data, size_t n, const char *pieces) {
-    (void)request, (void)data, (void)n, (void)pieces;
+    (void)request;
+    (void)data;
+    (void)n;
+    (void)pieces;
     printf(",\"skipped\":\"no decoder yet\"");
 }
 
 /* Print "data" in hexadecimal digits, or "error". */
 static void encode(const char *request, const char *bundle) {
-    (void)request, (void)bundle;
+    (void)request;
+    (void)bundle;
     printf(",\"skipped\":\"no encoder yet\"");
 }
 
@@ -69,8 +73,7 @@ int main(void) {
         } else if (is(cmd, "encode")) encode(line, member(line, "bundle"));
         else if (!is(cmd, "stop")) printf(",\"skipped\":\"unknown command\"");
         printf("}\n");
-        fflush(stdout);
-        if (is(cmd, "stop")) break;
+        if (fflush(stdout) != 0 || is(cmd, "stop")) break;
     }
     return 0;
 }
