@@ -3,7 +3,7 @@
 //
 // Sources (C++17 and one C11 file); the engine that is not meant compiles to nothing:
 //   shard_worker.cpp worker_service.cpp worker_sessions.cpp worker_json.cpp worker_protocol.cpp worker_engine.cpp
-//   worker_range.cpp worker_whole.cpp boundary_bundle.c
+//   worker_file.cpp worker_range.cpp worker_whole.cpp boundary_bundle.c
 // Include folders: this one, and of llama.cpp include, ggml/include, vendor, and src for llama-boundary.h (patched).
 // Libraries: llama, ggml, ggml-base. With -DBB_UNPATCHED it runs on the library as upstream ships it.
 //
@@ -13,6 +13,7 @@
 #include "worker_service.h"
 
 #include <atomic>
+#include <cctype>
 #include <cerrno>
 #include <chrono>
 #include <climits>
@@ -44,16 +45,16 @@ const char usage[] =
     "usage: shard_worker --model FILE [--range START:END] [--threads N] [--ctx N] [--batch N] [--ubatch N] [--seqs N]\n"
     "                    [--kv-unified] [--swa-full on|off] [--flash-attn on|off] [--type-k f16|q8_0|f32]\n"
     "                    [--type-v f16|q8_0|f32]\n"
-    "                    [--no-mmap] [--mlock] [--socket PATH | --stdio] [--max-bundle BYTES]\n"
+    "                    [--no-mmap] [--mlock] [--no-warmup] [--socket PATH | --stdio] [--max-bundle BYTES]\n"
     "                    [--poll 0..100] [--no-pin] [--write-timeout SECONDS] [--verbose]\n"
     "                    [--state-dir DIR] [--session-grace SECONDS] [--keep-answers BYTES]\n"
     "Runs layers START to END (not included; -1: all) of a GGUF model. Speaks the protocol of spec/worker-protocol.md\n"
     "on its standard streams, or on a Unix socket that it makes. --poll: how long an idle thread of the pool spins\n"
     "before it sleeps. --no-pin: do not give each thread a processor of its own where there are as many threads as\n"
-    "processors. --swa-full off: a sliding window keeps its last positions alone. --write-timeout: how long a peer may\n"
-    "take no byte of an answer before it is cut off. --state-dir: where sessions are saved. --session-grace: how\n"
-    "long a session stays when the connections that opened it are gone. --keep-answers: how much is\n"
-    "kept of answers, for requests that come again.\n";
+    "processors. --no-warmup: no token is computed before the first request. --swa-full off: a sliding window keeps\n"
+    "its last positions alone. --write-timeout: how long a peer may take no byte of an answer before it is cut off.\n"
+    "--state-dir: where sessions are saved. --session-grace: how long a session stays when the connections that\n"
+    "opened it are gone. --keep-answers: how much is kept of answers, for requests that come again.\n";
 
 //
 // options
@@ -63,6 +64,7 @@ struct options {
     engine_options engine;
     std::string socket; // empty: standard streams
     session_options sessions;
+    bool warmup = true; // compute a token before anybody asks for one
     uint64_t max_bundle = MAX_BUNDLE;
     int write_timeout_s = 30;
 };
@@ -158,6 +160,8 @@ options parse_options(int argc, char **argv) {
             o.engine.mmap = false;
         } else if (name == "--mlock") {
             o.engine.mlock = true;
+        } else if (name == "--no-warmup") {
+            o.warmup = false;
         } else if (name == "--no-pin") {
             o.engine.pin = false;
         } else if (name == "--verbose") {
@@ -231,24 +235,31 @@ extern "C" void on_signal(int number) {
 // Assertions and faults in the library cannot be survived, but their cause can be said in one line. While the model is
 // loaded they are a start that fails like any other; afterwards a crash stays a crash. Only async-signal-safe calls.
 const char *model_path = "";
+std::atomic<bool> computing{false}; // the first token, as part of loading
 std::atomic<bool> loaded{false};
 std::atomic<bool> cause_said{false};
+thread_local bool said_here = false;
 
 void say_cause(const char *cause) {
     if (cause_said.exchange(true)) {
-        return; // the signal that follows an assertion, or another thread
+        while (!said_here) {
+            pause(); // another thread of the same graph, which ends the process when it has said its cause
+        }
+        return; // the signal that follows an assertion
     }
+    said_here = true;
     char line[4096];
     size_t n = 0;
     const auto add = [&](const char *text) {
         for (; *text && n < sizeof(line) - 1; text++) {
-            line[n++] = *text == '\n' ? ' ' : *text;
+            line[n++] = iscntrl((unsigned char)*text) ? ' ' : *text;
         }
     };
     if (loaded) {
         add("shard_worker: stopped by a fault: ");
     } else {
-        add("shard_worker: error 4 load: loading ");
+        add("shard_worker: error 4 load: ");
+        add(computing ? "computing a token with " : "loading ");
         add(model_path);
         add(" made llama.cpp stop: ");
     }
@@ -447,6 +458,17 @@ std::shared_ptr<connection> take_standard_streams(const options &o) {
     return std::make_shared<connection>(in, out, is_socket, o.write_timeout_s * 1000);
 }
 
+// One line, whatever a file says: names in it may hold anything.
+void say_refusal(int code, const std::string &message) {
+    std::string line;
+    for (const char c : message) {
+        char escaped[8];
+        snprintf(escaped, sizeof(escaped), iscntrl((unsigned char)c) ? "\\x%02x" : "%c", (unsigned char)c);
+        line += escaped;
+    }
+    fprintf(stderr, "shard_worker: error %d %s: %s\n", code, code_name(code), line.c_str());
+}
+
 int run(const options &o) {
     int listener = -1;
     std::shared_ptr<connection> streams;
@@ -458,6 +480,10 @@ int run(const options &o) {
 
     watch_faults(o.engine.path);
     std::unique_ptr<engine> engine = open_engine(o.engine);
+    if (o.warmup) {
+        computing = true;
+        engine->warm_up();
+    }
     loaded = true;
     service service(*engine, o.sessions, o.max_bundle);
     auto &queue = *new request_queue; // outlives this function: reader threads hold on to it
@@ -493,7 +519,7 @@ int run(const options &o) {
             }
         } else if (r.what == request::CUT) {
             if (streams) {
-                fprintf(stderr, "shard_worker: error %d %s: %s\n", CODE_FRAME, code_name(CODE_FRAME), r.text.c_str());
+                say_refusal(CODE_FRAME, r.text);
                 return STATUS_BAD_STREAM;
             }
         } else if (r.from->alive()) {
@@ -525,9 +551,9 @@ int main(int argc, char **argv) {
         const options o = parse_options(argc, argv);
         end(run(o));
     } catch (const failure &f) {
-        fprintf(stderr, "shard_worker: error %d %s: %s\n", f.code, code_name(f.code), f.message.c_str());
+        say_refusal(f.code, f.message);
     } catch (const std::exception &e) {
-        fprintf(stderr, "shard_worker: error %d %s: %s\n", CODE_LOAD, code_name(CODE_LOAD), e.what());
+        say_refusal(CODE_LOAD, e.what());
     }
     end(STATUS_NOT_STARTED);
 }

@@ -128,15 +128,14 @@ void on_log(ggml_log_level level, const char *text, void *) {
     if (log.level != GGML_LOG_LEVEL_ERROR) {
         return;
     }
-    for (const char *c = text; *c; c++) {
-        if (*c != '\n') {
-            log.line += *c;
-        } else {
-            if (log.error.empty()) {
-                log.error = log.line;
-            }
-            log.line.clear();
+    // a line ends where its text does: one within comes from a name in the file
+    log.line += text;
+    if (!log.line.empty() && log.line.back() == '\n') {
+        log.line.pop_back();
+        if (log.error.empty()) {
+            log.error = log.line;
         }
+        log.line.clear();
     }
 }
 
@@ -172,61 +171,8 @@ llama_model_params model_params(const engine_options &options) {
     return params;
 }
 
-void check_options(const engine_options &options) {
-    const uint32_t tokens = std::min(options.ctx, options.batch); // of the largest batch
-    if (options.seqs > tokens) {
-        fail(CODE_ARGUMENT,
-             "--seqs %u is more than the %u tokens of a batch (--batch %u, --ctx %u): one of each sequence must find "
-             "room in it",
-             options.seqs, tokens, options.batch, options.ctx);
-    }
-    if (ggml_is_quantized(options.type_v) && !options.flash_attn) {
-        fail(CODE_ARGUMENT, "--type-v %s needs --flash-attn on", ggml_type_name(options.type_v));
-    }
-}
-
-// A model in several files, named by the first: the library opens the others by itself, and a FIFO would keep it waiting.
-static void check_other_files(const std::string &path) {
-    const size_t of = path.rfind("-of-");
-    const long count = of == std::string::npos ? 0 : strtol(path.c_str() + of + 4, nullptr, 10);
-    std::vector<char> prefix(path.size() + 1), other(path.size() + 64);
-    if (count < 2 || count > UINT16_MAX ||
-        llama_split_prefix(prefix.data(), prefix.size(), path.c_str(), 0, (int)count) <= 0) {
-        return;
-    }
-    for (int i = 1; i < (int)count; i++) {
-        struct stat info;
-        llama_split_path(other.data(), other.size(), prefix.data(), i, (int)count);
-        if (stat(other.data(), &info) == 0 && !S_ISREG(info.st_mode)) {
-            fail(CODE_LOAD, "%s is not a regular file", other.data());
-        }
-    }
-}
-
-uint64_t check_file(const std::string &path) {
-    // a FIFO would wait for its other end, a device might act
-    const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    if (fd < 0) {
-        fail(CODE_LOAD, "cannot open %s: %s", path.c_str(), strerror(errno));
-    }
-    struct stat info;
-    char magic[4] = {0, 0, 0, 0};
-    const bool regular = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
-    const ssize_t got = regular ? pread(fd, magic, sizeof(magic), 0) : 0;
-    close(fd);
-    if (!regular) {
-        fail(CODE_LOAD, "%s is not a regular file", path.c_str());
-    }
-    if (got != 4 || memcmp(magic, "GGUF", 4) != 0) {
-        fail(CODE_LOAD, "%s is not a GGUF file: it has %lld bytes and begins with %02x %02x %02x %02x, not with GGUF",
-             path.c_str(), (long long)info.st_size, magic[0] & 255, magic[1] & 255, magic[2] & 255, magic[3] & 255);
-    }
-    check_other_files(path);
-    return (uint64_t)info.st_size;
-}
-
 // The library's sentence, with what it leaves out: which file, and of how many bytes.
-void fail_load(const engine_options &options, int code, uint64_t file_bytes, std::string why) {
+void fail_load(const std::string &path, int code, uint64_t file_bytes, std::string why) {
     const std::string logged = take_log_error();
     if (why.empty() || (why.find("failed to load model from") != std::string::npos && !logged.empty())) {
         why = logged; // the reason, where the exception only says that there is one
@@ -238,8 +184,9 @@ void fail_load(const engine_options &options, int code, uint64_t file_bytes, std
         }
         why.erase(0, colon + 2);
     }
-    if (why.find(options.path) == std::string::npos) {
-        why = options.path + " (" + std::to_string(file_bytes) + " bytes): " + (why.empty() ? "cannot be loaded" : why);
+    why.erase(why.find_last_not_of(" \n") + 1);
+    if (why.find(path) == std::string::npos) {
+        why = path + " (" + std::to_string(file_bytes) + " bytes): " + (why.empty() ? "cannot be loaded" : why);
     }
     throw failure{code, std::move(why), "", 0};
 }
@@ -290,6 +237,23 @@ void engine::check_head_size(const char *option, ggml_type type, const char *key
              option, ggml_type_name(type), (long long)ggml_blck_size(type), (long long)size);
     }
 }
+
+// What the library would answer with an assertion.
+static const engine_options &checked(const engine_options &options) {
+    const uint32_t tokens = std::min(options.ctx, options.batch); // of the largest batch
+    if (options.seqs > tokens) {
+        fail(CODE_ARGUMENT,
+             "--seqs %u is more than the %u tokens of a batch (--batch %u, --ctx %u): one of each sequence must find "
+             "room in it",
+             options.seqs, tokens, options.batch, options.ctx);
+    }
+    if (ggml_is_quantized(options.type_v) && !options.flash_attn) {
+        fail(CODE_ARGUMENT, "--type-v %s needs --flash-attn on", ggml_type_name(options.type_v));
+    }
+    return options;
+}
+
+engine::engine(const engine_options &options) : options_(checked(options)), files_(options.path) {}
 
 void engine::start() {
     const engine_options &o = options_;
@@ -369,8 +333,116 @@ engine::~engine() {
 }
 
 //
+// the first token
+//
+
+namespace {
+
+// Finite numbers, not all alike.
+float any_number(size_t i) {
+    return (float)(i * 37 % 64) / 32.0f - 1.0f;
+}
+
+// How many elements a dimension of a contract has for one token in one sequence: a number, or a name, which counts one,
+// and perhaps a number more.
+uint64_t elements(const std::string &dim) {
+    if (dim[0] >= '0' && dim[0] <= '9') {
+        return strtoull(dim.c_str(), nullptr, 10);
+    }
+    const size_t plus = dim.find('+');
+    return 1 + (plus == std::string::npos ? 0 : strtoull(dim.c_str() + plus + 1, nullptr, 10));
+}
+
+} // namespace
+
+// Weights of a type that the library cannot compute with, or a hyper-parameter that it asserts on when it does, are found
+// here and not by the first who asks. That there is an answer is what matters, not which.
+void engine::warm_up() {
+    const std::vector<crossing_tensor> rules = contract(false);
+    std::vector<bb_tensor> tensors;
+    std::vector<std::vector<uint8_t>> payloads;
+    for (const crossing_tensor &rule : rules) {
+        bb_tensor t = {};
+        snprintf(t.name, sizeof(t.name), "%s", rule.name.c_str());
+        t.dtype = (uint8_t)bb_dtype_from_name(rule.dtype.c_str());
+        t.byte_order = BB_LITTLE;
+        t.rank = (uint8_t)rule.shape.size();
+        t.token_axis = rule.token_axis < 0 ? BB_NO_TOKEN_AXIS : (uint8_t)rule.token_axis;
+        uint64_t n = 1;
+        for (size_t i = 0; i < rule.shape.size(); i++) {
+            n *= t.dims[i] = elements(rule.shape[i]);
+        }
+        std::vector<uint8_t> bytes(n * bb_dtype_block_bytes(t.dtype));
+        if (t.dtype == BB_F32) {
+            for (size_t i = 0; i < n; i++) {
+                const float value = any_number(i);
+                memcpy(bytes.data() + i * sizeof(value), &value, sizeof(value));
+            }
+        } else if (rule.name == "outputs") {
+            bytes[0] = 1;
+        } else if (rule.name == "seq_offsets") {
+            const uint32_t end = 1; // of the sequences of the one token
+            memcpy(bytes.data() + sizeof(end), &end, sizeof(end));
+        }
+        payloads.push_back(std::move(bytes));
+        t.data = payloads.back().data();
+        tensors.push_back(t);
+    }
+    if (tensors.empty()) {
+        return; // of an architecture that is no boundary's
+    }
+
+    std::vector<bb_attr> attributes;
+    const auto text = [&](uint16_t key, uint8_t type, const void *value, size_t length) {
+        attributes.push_back({key, type, (uint32_t)length, value, 0});
+    };
+    const auto number = [&](uint16_t key, uint64_t value) { attributes.push_back({key, BB_ATTR_U64, 8, nullptr, value}); };
+    std::vector<uint8_t> fingerprint;
+    for (size_t i = 0; i + 1 < facts_.fingerprint.size(); i += 2) {
+        fingerprint.push_back((uint8_t)strtoul(facts_.fingerprint.substr(i, 2).c_str(), nullptr, 16));
+    }
+    text(BB_KEY_ARCHITECTURE, BB_ATTR_TEXT, facts_.architecture.data(), facts_.architecture.size());
+    if (!fingerprint.empty()) {
+        text(BB_KEY_MODEL_FINGERPRINT, BB_ATTR_BYTES, fingerprint.data(), fingerprint.size());
+    }
+    number(BB_KEY_LAYER_START, 0);
+    number(BB_KEY_LAYER_END, (uint64_t)facts_.layer_start);
+    number(BB_KEY_N_LAYER, (uint64_t)facts_.n_layer);
+    number(BB_KEY_N_TOKENS, 1);
+    number(BB_KEY_N_SEQS, 1);
+
+    bb_desc desc = {};
+    desc.tensors = tensors.data();
+    desc.tensor_count = (uint32_t)tensors.size();
+    desc.attrs = attributes.data();
+    desc.attr_count = (uint32_t)attributes.size();
+    bb_config config;
+    bb_config_init(&config);
+    uint64_t size = 0;
+    size_t written = 0;
+    if (bb_encoded_size(&config, &desc, &size, nullptr) != BB_OK) {
+        return;
+    }
+    std::vector<uint8_t> bytes(size);
+    bb_encode(&config, &desc, bytes.data(), bytes.size(), &written, nullptr);
+    try {
+        decode({bytes.data(), written}, false);
+    } catch (const failure &) {
+        // so will the first request, and be told why
+    }
+    clear();
+    llama_perf_context_reset(ctx_);
+}
+
+//
 // services
 //
+
+void engine::check_files() const {
+    if (options_.mmap) {
+        files_.check_unchanged();
+    }
+}
 
 llama_token engine::sample(int32_t index) const {
     return llama_sampler_sample(greedy_, ctx_, index);

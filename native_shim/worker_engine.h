@@ -10,6 +10,7 @@
 
 #include "boundary_bundle.h"
 #include "llama.h"
+#include "worker_file.h"
 
 #include <array>
 #include <cstdint>
@@ -229,6 +230,9 @@ public:
     virtual void clear();
     virtual void clear(int32_t sequence, int32_t from);
 
+    void warm_up();           // leaves no trace in the state
+    void check_files() const; // throws failure if what is mapped is not what was loaded
+
     bool has_vocabulary() const;
     std::vector<llama_token> tokenize(const std::string &text, bool add_special, bool parse_special) const;
     std::string piece(llama_token token) const; // the bytes of a token
@@ -243,11 +247,12 @@ public:
     int32_t graphs_reused() const { return llama_perf_context(ctx_).n_reused; }
 
 protected:
-    explicit engine(const engine_options &options) : options_(options) {}
-    void start(); // makes the context of model_ and its threads
-    void forget_if_empty(); // when no sequence holds a position: the bytes of the cells too
+    explicit engine(const engine_options &options); // of files that the library can be given
+    void start();                                   // makes the context of model_ and its threads
+    void forget_if_empty();                         // when no sequence holds a position: the bytes of the cells too
 
     engine_options options_;
+    model_files files_;
     model_facts facts_;
     llama_model *model_ = nullptr;
     llama_context *ctx_ = nullptr;
@@ -267,10 +272,8 @@ std::unique_ptr<engine> open_engine(const engine_options &options);
 [[noreturn]] void fail_bundle(const bb_config &config, byte_view bytes);
 
 // helpers of the two implementations
-void check_options(const engine_options &options); // what the library would answer with an assertion
 llama_model_params model_params(const engine_options &options);
-uint64_t check_file(const std::string &path); // there, readable, GGUF; returns its size
-[[noreturn]] void fail_load(const engine_options &options, int code, uint64_t file_bytes, std::string why);
+[[noreturn]] void fail_load(const std::string &path, int code, uint64_t file_bytes, std::string why);
 std::string take_log_error(); // the first error line that the library logged since the last call, "" if none
 
 } // namespace worker

@@ -166,16 +166,15 @@ private:
 class range_engine final : public engine {
 public:
     explicit range_engine(const engine_options &options) : engine(options) {
-        check_options(options);
-        const uint64_t file_bytes = check_file(options.path);
         llama_model_params params = model_params(options);
+        files_.check_contents(options.mmap);
         auto range = boundary_struct<llama_layer_range>();
         range.start = options.start;
         range.end = options.end;
         auto error = boundary_struct<llama_boundary_error>();
         model_ = llama_model_load_layer_range(options.path.c_str(), params, &range, &error);
         if (!model_) {
-            fail_load(options, error.status ? error.status : CODE_LOAD, file_bytes, error.message);
+            fail_load(options.path, error.status ? error.status : CODE_LOAD, files_.bytes(), error.message);
         }
 
         auto own = boundary_struct<llama_layer_ownership>();

@@ -395,7 +395,9 @@ service::reply service::decode(request &r) {
 
     timings times;
     try {
+        engine_.check_files();
         times = engine_.decode(bytes, under_sessions);
+        engine_.check_files(); // what was computed is not sent if they have changed meanwhile, nor anything after it
     } catch (const failure &f) {
         if (under_sessions && engine_.sessions() && f.code != CODE_SESSION) {
             sessions_.batch_failed();

@@ -382,6 +382,7 @@ json session_service::save(const json &object) {
     const std::string name = folder_.plain_name(object, "file");
     byte_view state;
     const session_result found = table().save(wanted, state);
+    engine_.check_files();
     if (state.size > max_bundle_) {
         fail(CODE_LIMIT, "the state has %zu bytes, over the limit of %" PRIu64 ": it could not be restored", state.size,
              max_bundle_);

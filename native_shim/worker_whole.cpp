@@ -38,13 +38,12 @@ struct kept_attribute {
 class whole_engine final : public engine {
 public:
     explicit whole_engine(const engine_options &options) : engine(options) {
-        check_options(options);
-        const uint64_t file_bytes = check_file(options.path);
         llama_model_params params = model_params(options);
+        files_.check_contents(options.mmap);
         take_log_error();
         model_ = llama_model_load_from_file(options.path.c_str(), params);
         if (!model_) {
-            fail_load(options, CODE_LOAD, file_bytes, "");
+            fail_load(options.path, CODE_LOAD, files_.bytes(), "");
         }
         char text[64];
         const int32_t n = llama_model_meta_val_str(model_, "general.architecture", text, sizeof(text));

@@ -180,10 +180,12 @@ def _sentence(error: Exception, output_failure: OSError | None) -> str:
     """What the user is told: the reason, without a traceback unless BOUNDARY_BUNDLE_TRACEBACK is set."""
     from ..native import NativeError
     from ..shards import PipelineError, PlanError, WorkerError
-    from .common import CommandError
+    from .common import CommandError, shown
 
-    if isinstance(error, (_Usage, CommandError, NativeError, PipelineError, PlanError, WorkerError)):
+    if isinstance(error, NativeError):
         return str(error)
+    if isinstance(error, (_Usage, CommandError, PipelineError, PlanError, WorkerError)):
+        return shown(str(error))  # names out of files may hold anything
     traced = os.environ.get("BOUNDARY_BUNDLE_TRACEBACK", "") not in ("", "0")
     if traced:
         import traceback

@@ -21,8 +21,8 @@ def add_command(commands: Any) -> None:
         help="load one range of a model and say what it holds",
         description="Load the layers START to END - 1 of a model in a worker, and print what the loaded model reports "
         "of itself: layers, embeddings, final norm, head, tensors with their bytes, KV cache, resident memory, the "
-        "recipe of what it computes, and what crosses the boundary on both sides. Exit status 0: done. 2: it could "
-        "not be.",
+        "recipe of what it computes, and what crosses the boundary on both sides. Nothing is computed. Exit status 0: "
+        "done. 2: it could not be.",
     )
     parser.add_argument("--model", type=common.file_name, required=True, metavar="FILE", help="a GGUF file")
     parser.add_argument("--range", metavar="START:END", help="absent: all layers")
@@ -50,7 +50,8 @@ def describe(options: argparse.Namespace) -> int:
     model = read_model_file(options.model)
     layers = parse_range(options.range, model.n_layer)
     program = common.worker_program(options)
-    workers = start_workers(program, model.path, [layers], common.settings_of(options), options.timeout)
+    settings = common.settings_of(options)
+    workers = start_workers(program, model.path, [layers], settings, options.timeout, extra=["--no-warmup"])
     try:
         found = workers[0].describe(tensors=True)
     finally:

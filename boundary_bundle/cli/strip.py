@@ -6,7 +6,8 @@ import argparse
 from typing import Any
 
 from ..shards import PlanError, Settings, read_model_file, start_workers
-from ..shards.strip import model_files, strip
+from ..shards.plan import model_files
+from ..shards.strip import strip
 from ..shards.worker import close_workers
 from . import common
 from .common import shown
@@ -43,7 +44,7 @@ def write_stripped(options: argparse.Namespace) -> int:
     model = read_model_file(options.model)
     layers = parse_range(options.range, model.n_layer)
     common.check_target(options.output, *files)
-    workers = start_workers(common.worker_program(options), model.path, [layers], _SMALLEST)
+    workers = start_workers(common.worker_program(options), model.path, [layers], _SMALLEST, extra=["--no-warmup"])
     try:
         held = workers[0].describe(tensors=True)
     finally:

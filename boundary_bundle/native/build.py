@@ -76,6 +76,7 @@ WORKER_SOURCES = (
     "worker_json.cpp",
     "worker_protocol.cpp",
     "worker_engine.cpp",
+    "worker_file.cpp",
     "worker_range.cpp",
     "worker_whole.cpp",
     "boundary_bundle.c",

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     import gguf
 
 _NUMBER = re.compile(r"[0-9]+")
+#: Entries of metadata, and tensors, of one file: a worker takes no more either (spec/worker-protocol.md), and reading
+#: them one by one takes time.
+MAX_ENTRIES = 10_000
+_SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_NUMPY_SCALAR = re.compile(r"np\.[a-z0-9]+\((-?[0-9]+)\)")
 
 
 class PlanError(ValueError):
@@ -149,7 +154,22 @@ def _reader(path: Path) -> gguf.GGUFReader:
             view: Any = self.data
             return memoryview(view)
 
-    return Reader(path)
+    with np.errstate(over="raise"):  # else a place beyond the end becomes one within, with a warning
+        return Reader(path)
+
+
+def model_files(path: Path) -> list[Path]:
+    """``path``, or every file of a model in several of them (``NAME-00001-of-00003.gguf``) given the first.
+
+    Raises PlanError when ``path`` is another than the first.
+    """
+    match = _SPLIT_NAME.fullmatch(path.name)
+    if match is None:
+        return [path]
+    count = int(match["count"])
+    if int(match["number"]) != 1:
+        raise PlanError(f"{path} is file {int(match['number'])} of {count} of a model: give the first")
+    return [path.with_name(f"{match['stem']}-{number:05}-of-{match['count']}.gguf") for number in range(1, count + 1)]
 
 
 def read_model_file(path: Path | str) -> ModelFile:
@@ -167,15 +187,16 @@ def read_model_file(path: Path | str) -> ModelFile:
         if not is_regular(found):  # reading a pipe may wait for ever, a device may have no end
             raise PlanError(f"{path} is not a regular file")
         with open(path, "rb") as stream:
-            magic = stream.read(4)
+            head = stream.read(24)
     except OSError as error:
         raise PlanError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:  # a NUL in the name
         raise PlanError(f"cannot read {path}: {error}") from None
-    if magic != b"GGUF":
+    if head[:4] != b"GGUF":
         if size < 4:
             raise PlanError(f"{path} is not a GGUF file: it holds {size} bytes")
-        raise PlanError(f"{path} is not a GGUF file: it begins with {magic.hex(' ')}, not 47 47 55 46")
+        raise PlanError(f"{path} is not a GGUF file: it begins with {head[:4].hex(' ')}, not 47 47 55 46")
+    _check_counts(path, size, head)
     try:
         reader = _reader(path)
     except ImportError as error:
@@ -185,13 +206,29 @@ def read_model_file(path: Path | str) -> ModelFile:
             f"{path} is cut short: it holds {size} bytes, but what it declares reaches to byte {error.end}"
         ) from None
     except Exception as error:  # the package raises whatever its parsing runs into
-        detail = " ".join(str(error).split()) or type(error).__name__
+        detail = _NUMPY_SCALAR.sub(r"\1", " ".join(str(error).split())) or type(error).__name__
         raise PlanError(f"{path} ({size} bytes) is a damaged GGUF file: {detail[:200]}") from None
+    for tensor in reader.tensors:
+        if 0 in tensor.shape:  # the library divides by it
+            raise PlanError(f"{path} is a damaged GGUF file: its tensor {tensor.name!r} has a dimension of 0")
+    if reader.get_field("general.architecture") is None:
+        model_files(path)
     architecture = _value(reader, path, "general.architecture", str)
     n_layer = _value(reader, path, f"{architecture}.block_count", int)
-    if n_layer < 1:
-        raise PlanError(f"{path} declares {n_layer} layers")
+    if not 1 <= n_layer <= MAX_ENTRIES:
+        raise PlanError(f"{path} declares {n_layer} layers, and 1 to {MAX_ENTRIES} are possible")
     return ModelFile(path, architecture, n_layer, size)
+
+
+def _check_counts(path: Path, size: int, head: bytes) -> None:
+    """What a file's first 24 bytes declare, if they are those of a version that there is."""
+    versions = {struct.pack(f"{order}I", version): order for order in "<>" for version in (2, 3)}
+    order = versions.get(head[4:8])
+    if len(head) < 24 or order is None:
+        return
+    for count, what in zip(struct.unpack_from(f"{order}QQ", head, 8), ("tensors", "entries of metadata"), strict=True):
+        if count > MAX_ENTRIES:
+            raise PlanError(f"{path} ({size} bytes) declares {count} {what}, and {MAX_ENTRIES} are possible")
 
 
 def _value(reader: gguf.GGUFReader, path: Path, key: str, kind: type[Any]) -> Any:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .plan import PlanError
+from .plan import PlanError, model_files
 
 if TYPE_CHECKING:
     import gguf
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 #: What begins the names of the keys that hold the whole model's table.
 TABLE = "boundary_bundle.tensors."
 
-_SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
 
 
@@ -39,20 +38,6 @@ class Stripped:
     parts: Iterator[bytes | memoryview]
     n_tensors: int
     n_bytes: int
-
-
-def model_files(path: Path) -> list[Path]:
-    """``path``, or every file of a model in several of them (``NAME-00001-of-00003.gguf``) given the first.
-
-    Raises PlanError when ``path`` is another than the first.
-    """
-    match = _SPLIT_NAME.fullmatch(path.name)
-    if match is None:
-        return [path]
-    count = int(match["count"])
-    if int(match["number"]) != 1:
-        raise PlanError(f"{path} is file {int(match['number'])} of {count} of a model: give the first")
-    return [path.with_name(f"{match['stem']}-{number:05}-of-{match['count']}.gguf") for number in range(1, count + 1)]
 
 
 def strip(path: Path, layers: tuple[int, int], n_layer: int, owned: Iterable[tuple[str, int]]) -> Stripped:

@@ -476,7 +476,8 @@ class LocalWorker(Worker):
     ``timeout`` limits, in seconds, how long the worker may be silent while somebody waits for it; until the
     model stands, :data:`LOAD_TIMEOUT` or ``timeout`` does, whichever is longer. None waits for ever. A worker that
     stays silent is ended: what it would say later could not be told from an answer to something else.
-    ``state_dir`` is the folder for saved sessions.
+    ``extra`` are more words for its command line, such as ``--no-warmup``. ``state_dir`` is the folder for saved
+    sessions.
     """
 
     def __init__(
@@ -842,8 +843,8 @@ class LocalWorker(Worker):
         else:
             how = f"worker process {self.pid} ended with status {status}"
         lines = [line for line in self._error_text().splitlines() if line.strip()]
-        # An assertion of ggml is the last thing a dying worker says.
-        told = next((line for line in reversed(lines) if "GGML_ASSERT" in line or "error" in line), None)
+        # A fault of its own is the last thing a dying worker says.
+        told = next((line for line in reversed(lines) if "stopped by a fault" in line or "error" in line), None)
         return f"{how}: {told.strip()[:300]}" if told else how
 
     def _error_text(self) -> str:
@@ -897,15 +898,16 @@ def start_workers(
     ranges: Iterable[tuple[int, int]],
     settings: Settings,
     timeout: float | None = REQUEST_TIMEOUT,
+    extra: Sequence[str] = (),
 ) -> list[LocalWorker]:
     """Start one worker a range, all loading side by side; none is left if one fails. Raises WorkerError.
 
-    ``timeout`` is that of :class:`LocalWorker`.
+    ``timeout`` and ``extra`` are those of :class:`LocalWorker`.
     """
     workers: list[LocalWorker] = []
     try:
         for layers in ranges:
-            workers.append(LocalWorker(program, model, layers, settings, timeout=timeout))
+            workers.append(LocalWorker(program, model, layers, settings, extra, timeout))
         for worker in workers:
             worker.ready()
     except BaseException:
