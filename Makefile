@@ -15,9 +15,10 @@
 #   make bench-sessions  what the session table costs, and a worker that is killed (BENCH_ARGS="--json FILE")
 #   make fuzz         fuzz both codecs, all targets in TIME seconds (TIME=60, FUZZ_ARGS="--coverage --json FILE")
 #   make fuzz-long    the same for HOURS hours (HOURS=8), with coverage and a dated report in fuzz/reports
+#   make fuzz-loader  damage COUNT model files and start workers on them, with a dated report in fuzz/reports (COUNT=5000)
 #   make clean-cache  remove everything that this project put into its cache folder
 
-.PHONY: help demo test test-long test-sessions check static audit lock patches-check bench bench-sessions fuzz fuzz-long clean-cache
+.PHONY: help demo test test-long test-sessions check static audit lock patches-check bench bench-sessions fuzz fuzz-long fuzz-loader clean-cache
 .DEFAULT_GOAL := help
 # One build at a time; each uses every core by itself.
 .NOTPARALLEL:
@@ -95,6 +96,11 @@ fuzz:
 
 fuzz-long:
 	@$(call SET_UP_PYTHON); exec "$$venv" fuzz/run.py --hours "$(HOURS)" --report $(FUZZ_ARGS)
+
+COUNT ?= 5000
+
+fuzz-loader:
+	@$(SET_UP); exec "$$venv" fuzz/loader.py --count "$(COUNT)" --report $(FUZZ_ARGS)
 
 clean-cache:
 	@base=; $(FIND_PYTHON); "$$base" -I $(BOOTSTRAP) clean
