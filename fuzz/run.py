@@ -780,7 +780,10 @@ SUMS = {
 
 def overview(reports: Sequence[tuple[str, dict[str, Any]]]) -> str:
     """fuzz/reports/README.md: the reports, by name and content, and their sums."""
-    out = ["Reports of `make fuzz-long`, by date. Executions, and findings:\n"]
+    out = [
+        "Reports of `make fuzz-long` and, with `-loader` in their names, of `make fuzz-loader`, by date. Executions of "
+        "the former, and findings:\n"
+    ]
     out.append(f"| report | {' | '.join(SUMS)} | findings |")
     out.append("|---|" + "---|" * (len(SUMS) + 1))
     total = [0] * (len(SUMS) + 1)
