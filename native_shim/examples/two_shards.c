@@ -125,11 +125,11 @@ static void decode(struct shard *s, const void *data, size_t size, const char *w
     }
 }
 
-/* 1 to max; what is wrong about another text is said. */
-static int32_t number(const char *text, long max, const char *what, const char *expected) {
+/* min to max; what is wrong about another text is said. */
+static int32_t number(const char *text, long min, long max, const char *what, const char *expected) {
     char *end;
     const long value = strtol(text, &end, 10);
-    if (end == text || *end != '\0' || value < 1 || value > max) {
+    if (end == text || *end != '\0' || value < min || value > max) {
         stop(what, expected);
     }
     return (int32_t)value;
@@ -140,8 +140,8 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: two_shards MODEL.gguf CUT [TOKENS]\n");
         return 2;
     }
-    const int32_t cut = number(argv[2], INT32_MAX, "CUT", "expected a layer");
-    const int32_t n_steps = argc > 3 ? number(argv[3], N_CTX - N_PROMPT, "TOKENS", "expected 1 to 240") : 16;
+    const int32_t cut = number(argv[2], INT32_MIN, INT32_MAX, "CUT", "expected a layer"); /* which, the library says */
+    const int32_t n_steps = argc > 3 ? number(argv[3], 1, N_CTX - N_PROMPT, "TOKENS", "expected 1 to 240") : 16;
 
     llama_log_set(quiet, NULL);
     llama_backend_init();
