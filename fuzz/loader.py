@@ -86,122 +86,122 @@ _NUMBERS = (0, 1, 2, 3, 7, 31, 32, 33, 64, 127, 255, 1 << 15, 1 << 16, (1 << 31)
 _LARGE = (*_NUMBERS, 1 << 33, 1 << 40, (1 << 63) - 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 32, (1 << 64) - 1)
 
 
-def _number(random: random.Random, old: int, bits: int) -> int:
+def _number(drawn: random.Random, old: int, bits: int) -> int:
     """One near the old one, one that is a limit somewhere, or any."""
-    how = random.randrange(4)
+    how = drawn.randrange(4)
     if how == 0:
-        new = old + random.choice((-32, -2, -1, 1, 2, 32))
+        new = old + drawn.choice((-32, -2, -1, 1, 2, 32))
     elif how == 1:
-        new = old ^ (1 << random.randrange(bits))
+        new = old ^ (1 << drawn.randrange(bits))
     elif how == 2:
-        new = random.choice(_LARGE)
+        new = drawn.choice(_LARGE)
     else:
-        new = random.getrandbits(random.randrange(1, bits + 1))
+        new = drawn.getrandbits(drawn.randrange(1, bits + 1))
     return new % (1 << bits)
 
 
-def _value(random: random.Random, g: parts.Gguf) -> None:
-    key = random.choice(g.keys)
+def _value(drawn: random.Random, g: parts.Gguf) -> None:
+    key = drawn.choice(g.keys)
     if key.type in (parts.STRING, parts.ARRAY):
         if isinstance(key.value, bytes):
-            key.value = bytes(random.choices(b"a0. \n\x1b\xff\0", k=random.randrange(9)))
+            key.value = bytes(drawn.choices(b"a0. \n\x1b\xff\0", k=drawn.randrange(9)))
         elif key.value:
-            del key.value[random.randrange(len(key.value)) :: random.choice((1, 2, 400))]
+            del key.value[drawn.randrange(len(key.value)) :: drawn.choice((1, 2, 400))]
     elif key.type in (parts.F32, parts.F64):
-        key.value = random.choice((0.0, -1.0, 1e-30, 1e30, float("inf"), float("-inf"), float("nan")))
+        key.value = drawn.choice((0.0, -1.0, 1e-30, 1e30, float("inf"), float("-inf"), float("nan")))
     else:
-        key.value = _number(random, int(key.value), 32)
+        key.value = _number(drawn, int(key.value), 32)
         key.type = parts.U32
 
 
-def _type(random: random.Random, g: parts.Gguf) -> None:
+def _type(drawn: random.Random, g: parts.Gguf) -> None:
     """The same bits under another type of the same size, or any type."""
-    key = random.choice(g.keys)
+    key = drawn.choice(g.keys)
     alike = {parts.U32: (parts.I32, parts.F32), parts.F32: (parts.U32, parts.I32), parts.STRING: (parts.STRING,)}
-    if key.type == parts.ARRAY and key.element != parts.STRING and random.randrange(2):
+    if key.type == parts.ARRAY and key.element != parts.STRING and drawn.randrange(2):
         key.element = parts.U32 if key.element == parts.I32 else parts.I32
         key.value = [0 if isinstance(item, float) else item for item in key.value]
-    elif key.type in alike and random.randrange(2):
-        kind = random.choice(alike[key.type])
+    elif key.type in alike and drawn.randrange(2):
+        kind = drawn.choice(alike[key.type])
         key.value = float(key.value) if kind == parts.F32 else key.value if kind == parts.STRING else int(key.value)
         key.type = kind
     else:
-        kind = random.choice((*range(14), 1 << 31))
+        kind = drawn.choice((*range(14), 1 << 31))
         g.keys[g.keys.index(key)] = parts.Key(key.name, kind, b"\1\0\0\0\0\0\0\0", parts.U8)
 
 
-def _table(random: random.Random, g: parts.Gguf) -> None:
-    tensor = random.choice(g.tensors)
-    what = random.randrange(6)
+def _table(drawn: random.Random, g: parts.Gguf) -> None:
+    tensor = drawn.choice(g.tensors)
+    what = drawn.randrange(6)
     if what == 0 and tensor.shape:
-        place = random.randrange(len(tensor.shape))
-        tensor.shape[place] = _number(random, tensor.shape[place], 64)
+        place = drawn.randrange(len(tensor.shape))
+        tensor.shape[place] = _number(drawn, tensor.shape[place], 64)
     elif what == 1:
-        tensor.type = _number(random, tensor.type, 32) if random.randrange(3) else random.randrange(42)
+        tensor.type = _number(drawn, tensor.type, 32) if drawn.randrange(3) else drawn.randrange(42)
     elif what == 2:
-        tensor.offset = _number(random, random.randrange(0, 1 << 20, 32), 64)
+        tensor.offset = _number(drawn, drawn.randrange(0, 1 << 20, 32), 64)
     elif what == 3:
-        tensor.rank = random.choice((0, 1, 2, 3, 4, 5, 1 << 31))
+        tensor.rank = drawn.choice((0, 1, 2, 3, 4, 5, 1 << 31))
     elif what == 4:
-        other = random.choice(g.tensors)
+        other = drawn.choice(g.tensors)
         tensor.shape, other.shape = other.shape, tensor.shape
     else:
-        names = (b"", b"x" * 64, random.choice(g.tensors).name, tensor.name[:-1], b"\n" + tensor.name)
-        tensor.name = random.choice(names)
+        names = (b"", b"x" * 64, drawn.choice(g.tensors).name, tensor.name[:-1], b"\n" + tensor.name)
+        tensor.name = drawn.choice(names)
 
 
-def _sound_table(random: random.Random, g: parts.Gguf) -> None:
+def _sound_table(drawn: random.Random, g: parts.Gguf) -> None:
     """What the table says is what follows, but the model is damaged."""
-    tensor = random.choice(g.tensors)
-    what = random.randrange(5)
+    tensor = drawn.choice(g.tensors)
+    what = drawn.randrange(5)
     if what == 0:
         g.tensors.remove(tensor)
     elif what == 1:
-        name = random.choice((b"x", b"blk.3.x", b"blk.6.x", b"blk.0.attn_q.bias"))
+        name = drawn.choice((b"x", b"blk.3.x", b"blk.6.x", b"blk.0.attn_q.bias"))
         g.tensors.append(parts.Tensor(name, [32], parts.T_F32, bytes(128)))
     elif what == 2:
-        tensor.shape = random.choice(([len(tensor.data) // 4], [1, len(tensor.data) // 4], [2, len(tensor.data) // 8]))
+        tensor.shape = drawn.choice(([len(tensor.data) // 4], [1, len(tensor.data) // 4], [2, len(tensor.data) // 8]))
         tensor.type = parts.T_F32
     elif what == 3:
-        random.shuffle(g.tensors)  # legal
+        drawn.shuffle(g.tensors)  # legal
     else:
-        tensor.type, size = random.choice(((24, 1), (25, 2), (1, 2), (30, 2), (26, 4), (28, 8)))
+        tensor.type, size = drawn.choice(((24, 1), (25, 2), (1, 2), (30, 2), (26, 4), (28, 8)))
         count = 1
         for dim in tensor.shape:
             count *= dim
         tensor.data = bytes(count * size)
 
 
-def _lists(random: random.Random, g: parts.Gguf) -> None:
-    entries = random.choice((g.keys, g.tensors))
-    what = random.randrange(4)
-    place = random.randrange(len(entries))
+def _lists(drawn: random.Random, g: parts.Gguf) -> None:
+    entries = drawn.choice((g.keys, g.tensors))
+    what = drawn.randrange(4)
+    place = drawn.randrange(len(entries))
     if what == 0:
         entries.append(entries[place])  # type: ignore[arg-type]
     elif what == 1:
         del entries[place]
     elif what == 2:
-        random.shuffle(entries)  # type: ignore[arg-type]
+        drawn.shuffle(entries)  # type: ignore[arg-type]
     else:
-        name = random.choice(("n_tensors", "n_keys"))
-        setattr(g, name, _number(random, len(g.tensors if name == "n_tensors" else g.keys), 64))
+        name = drawn.choice(("n_tensors", "n_keys"))
+        setattr(g, name, _number(drawn, len(g.tensors if name == "n_tensors" else g.keys), 64))
 
 
-def _framing(random: random.Random, g: parts.Gguf) -> None:
-    what = random.randrange(5)
+def _framing(drawn: random.Random, g: parts.Gguf) -> None:
+    what = drawn.randrange(5)
     if what == 0:
-        g.version = _number(random, 3, 32)
+        g.version = _number(drawn, 3, 32)
     elif what == 1:
-        g.set("general.alignment", _number(random, 32, 8))
+        g.set("general.alignment", _number(drawn, 32, 8))
     elif what == 2:
-        g.alignment = random.choice((1, 2, 8, 16, 64, 128, 4096))
-        if random.randrange(2):
+        g.alignment = drawn.choice((1, 2, 8, 16, 64, 128, 4096))
+        if drawn.randrange(2):
             g.set("general.alignment", g.alignment)
     elif what == 3:
-        g.tail = bytes(random.randrange(1, 200))
+        g.tail = bytes(drawn.randrange(1, 200))
     else:
-        key = random.choice([key for key in g.keys if key.type == parts.ARRAY])
-        key.count = _number(random, len(key.value), 64)
+        key = drawn.choice([key for key in g.keys if key.type == parts.ARRAY])
+        key.count = _number(drawn, len(key.value), 64)
 
 
 CHANGES: Sequence[Callable[[random.Random, parts.Gguf], None]] = (_value, _type, _table, _sound_table, _lists, _framing)
@@ -209,7 +209,7 @@ CHANGES: Sequence[Callable[[random.Random, parts.Gguf], None]] = (_value, _type,
 
 def damaged(sound: parts.Gguf, seed: int) -> bytes:
     """The file with one to three faults; the weights stay what they are, wherever they come to lie."""
-    draw = random.Random(seed)
+    draw = random.Random(seed)  # nosec B311: the same damage for the same seed
     g = sound.copy()
     how = draw.randrange(8)
     if how < 5:

@@ -25,7 +25,7 @@ from loader_drive import Start, start
 from boundary_bundle.cli import main
 from boundary_bundle.native import NativeBuild
 from boundary_bundle.shards import tiny_models
-from boundary_bundle.shards.plan import MAX_ENTRIES
+from boundary_bundle.shards.plan import MAX_ENTRIES, PlanError, read_model_file
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "fuzz"))
@@ -111,7 +111,12 @@ def command(name: str, build: NativeBuild, model: Path, target: Path) -> list[st
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_command_says_what_is_damaged(
-    patched_build: NativeBuild, parts: Gguf, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+    patched_build: NativeBuild,
+    parts: Gguf,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    recwarn: pytest.WarningsRecorder,
+    name: str,
 ) -> None:
     """One line on standard error, nothing on standard output and no file, whichever part of the program finds it."""
     kind = KINDS[name]
@@ -134,6 +139,14 @@ def test_a_command_says_what_is_damaged(
         assert str(tmp_path) in err or "/dev/zero" in err
         assert re.search(kind.says, err, re.IGNORECASE), (doing, err)
         assert sorted(os.listdir(tmp_path)) == files
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+def test_a_dimension_of_0_is_named_before_the_library_divides_by_it(parts: Gguf, tmp_path: Path) -> None:
+    """Catches a planner that leaves it to the worker, which can say no more than the signal."""
+    for name in ("a dimension of 0", "a dimension of 0 and no bytes"):
+        with pytest.raises(PlanError, match="its tensor 'blk.3.attn_q.weight' has a dimension of 0"):
+            read_model_file(KINDS[name].make(parts, tmp_path))
 
 
 def test_a_file_that_is_cut_is_refused_wherever_it_is_cut(
