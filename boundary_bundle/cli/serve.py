@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import select
 import signal
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -20,6 +23,8 @@ from .common import CommandError, shown
 
 _DEFAULTS = Limits()
 _SEQS = 4
+#: Milliseconds after which what is to end is told so again.
+_AGAIN = 50
 
 
 def add_command(commands: Any) -> None:
@@ -81,32 +86,56 @@ def add_command(commands: Any) -> None:
 
 
 class _Ending:
-    """Ctrl-C, SIGTERM, a terminal that is closed: what is being started is broken off, what serves is told to stop."""
+    """Ctrl-C, SIGTERM, a terminal that is closed, while the work is done in another thread.
+
+    An exception out of a signal handler would come between any two steps: a socket that is bound and not yet known, a
+    message that is half taken. So the handlers only note it, and this thread, which does nothing else, says it to the
+    work by :meth:`wait`. The byte that wakes it is written where the signal comes in, not by the interpreter, which
+    would not look before a call that blocks has ended.
+    """
 
     def __init__(self) -> None:
-        self.service: Service | None = None
         self.asked = False
+        self._wake, self._woken = socket.socketpair()
+        for end in (self._wake, self._woken):
+            end.setblocking(False)
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        again, self.asked = self.asked, True
-        if self.service is not None:
-            self.service.stop()
-        elif not again:
-            raise KeyboardInterrupt
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
 
+    def wait(self, work: Future[None], end: Callable[[], None]) -> None:
+        """Until ``work`` is done. ``end`` is called when it is to end, and again until it has. Raises what it did."""
 
-@contextlib.contextmanager
-def _signals(ending: _Ending) -> Iterator[None]:
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
-        numbers.append(signal.SIGHUP)
-    before = [signal.signal(number, ending) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
+        def wake(_: object) -> None:
+            with contextlib.suppress(BlockingIOError):  # full: it is awake
+                self._wake.send(b"x")
+
+        work.add_done_callback(wake)
+        poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
+        while not work.done():
+            poll.poll(_AGAIN if self.asked else None)
+            with contextlib.suppress(BlockingIOError):
+                self._woken.recv(4096)
+            if self.asked:
+                end()
+        work.result()
+
+    def __enter__(self) -> _Ending:
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            numbers.append(signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._ask) for number in numbers}
+        self._wake_before = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._wake_before)
+        for number, handler in self._before.items():
             # Who asked once and asks again would otherwise break off what is left of the way out.
-            signal.signal(number, signal.SIG_IGN if ending.asked else handler)
+            signal.signal(number, signal.SIG_IGN if self.asked else handler)
+        self._wake.close()
+        self._woken.close()
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -120,40 +149,59 @@ def serve(options: argparse.Namespace) -> int:
     if options.state_dir is not None and not options.state_dir.is_dir():
         raise CommandError(f"--state-dir: there is no folder {shown(options.state_dir)}")
     limits = Limits(grace=options.grace, wait=options.wait, idle=options.idle)
-    ending = _Ending()
+    program = common.worker_program(options)
+    begin = local_workers(program, model.path, settings, state_dir=options.state_dir, timeout=options.timeout)
     started: list[Worker] = []
-    with _signals(ending), contextlib.ExitStack() as stack:
-        try:
-            address = stack.enter_context(Address(options.socket))
-        except AddressError as error:
-            raise CommandError(str(error)) from None
-        program = common.worker_program(options)
-        begin = local_workers(program, model.path, settings, state_dir=options.state_dir, timeout=options.timeout)
+    service: Service | None = None
 
-        def start(layers: tuple[int, int]) -> Worker:
-            if ending.asked:
-                raise WorkerError(0, "lost", "the service is about to end", layers, "start")
-            worker = begin(layers)
-            # Those that have ended need no end.
-            started[:] = [one for one in started if not isinstance(one, LocalWorker) or one.alive] + [worker]
-            return worker
+    def start(layers: tuple[int, int]) -> Worker:
+        if ending.asked:
+            raise WorkerError(0, "lost", "the service is about to end", layers, "start")
+        worker = begin(layers)
+        # Those that have ended need no end.
+        started[:] = [one for one in started if not isinstance(one, LocalWorker) or one.alive] + [worker]
+        return worker
 
-        # Whatever state the pipeline is in when this ends, no process is left.
-        stack.callback(lambda: close_workers(started))
-        pipeline = SessionPipeline(
+    def work(address: Address) -> None:
+        nonlocal service
+        with SessionPipeline(
             start,
             plan,
             when_full="evict" if options.when_full == "evict" else "refuse",
             state_dir=options.state_dir,
-        )
-        stack.callback(pipeline.close)
-        # A step that is under way holds the pipeline; without its workers it ends.
+        ) as pipeline:
+            try:
+                service = Service(pipeline, when_full=options.when_full, limits=limits, log=_say)
+                ranges = " ".join(f"[{start},{end})" for start, end in plan)
+                _say(f"serving {shown(model.path)} {ranges} on {shown(address.path)}, {settings.seqs} sessions at once")
+                if not ending.asked:
+                    service.run(address.socket)
+            finally:
+                # A step that is under way holds the pipeline; without its workers it ends.
+                close_workers(list(started))
+
+    def end() -> None:
+        if service is not None:
+            service.stop()
+        else:
+            close_workers(list(started))
+
+    with _Ending() as ending, contextlib.ExitStack() as stack:
+        try:
+            address = stack.enter_context(Address(options.socket))
+        except AddressError as error:
+            raise CommandError(str(error)) from None
+        # Whatever state the pipeline is in when this ends, no process is left.
         stack.callback(lambda: close_workers(started))
-        ending.service = service = Service(pipeline, when_full=options.when_full, limits=limits, log=_say)
-        ranges = " ".join(f"[{start},{end})" for start, end in plan)
-        _say(f"serving {shown(model.path)} {ranges} on {shown(address.path)}, {settings.seqs} sessions at once")
-        if not ending.asked:
-            service.run(address.socket)
+        executor = stack.enter_context(ThreadPoolExecutor(1, "serve"))
+        try:
+            ending.wait(executor.submit(work, address), end)
+        except WorkerError:
+            # Of a worker that was ended before it was ready.
+            if not ending.asked or service is not None:
+                raise
+        if service is None:
+            raise KeyboardInterrupt
     _say("ended")
     return 0
 

@@ -753,32 +753,38 @@ class LocalWorker(Worker):
     def _take(self) -> bool:
         """Read until one message is whole or nothing is left to read; whether there was anything."""
         any_bytes = False
-        while self._lost is None:
-            part = self._parts[0]
-            try:
-                count = self._socket.recv_into(part[self._filled :])
-            except BlockingIOError:
-                return any_bytes
-            except OSError:
-                count = 0
-            if count == 0:
-                self._lose(None)
-                return True
-            any_bytes = True
-            self._heard = time.monotonic()
-            self._filled += count
-            if self._filled < len(part):
-                continue
-            self._filled = 0
-            self._parts.pop(0)
-            try:
-                whole = self._advance()
-            except ProtocolError as error:
-                self._process.kill()
-                self._lose(str(error))
-                return True
-            if whole:
-                return True
+        try:
+            while self._lost is None:
+                part = self._parts[0]
+                try:
+                    count = self._socket.recv_into(part[self._filled :])
+                except BlockingIOError:
+                    return any_bytes
+                except OSError:
+                    count = 0
+                if count == 0:
+                    self._lose(None)
+                    return True
+                any_bytes = True
+                self._heard = time.monotonic()
+                self._filled += count
+                if self._filled < len(part):
+                    continue
+                self._filled = 0
+                self._parts.pop(0)
+                try:
+                    whole = self._advance()
+                except ProtocolError as error:
+                    self._process.kill()
+                    self._lose(str(error))
+                    return True
+                if whole:
+                    return True
+        except BaseException:
+            # Such as a Ctrl-C: bytes may have been taken that nothing here knows of.
+            if self._lost is None:
+                self._give_up("lost", "an answer was only partly taken", "request")
+            raise
         return True
 
     def _advance(self) -> bool:

@@ -164,9 +164,12 @@ def test_an_end_in_the_middle(number: signal.Signals, command: list[str], tmp_pa
         assert list(tmp_path.iterdir()) == []
 
 
-def test_an_end_while_it_is_started(command: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("delay", [0.0, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2])
+def test_an_end_while_it_is_started(command: list[str], tmp_path: Path, delay: float) -> None:
+    """A signal between any two steps: a socket that is bound and not yet known, an answer that is half taken."""
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     until(lambda: (tmp_path / "socket").exists())
+    time.sleep(delay)
     process.terminate()
     _, told = process.communicate(timeout=PATIENCE)
     assert (process.returncode, told.splitlines()[-1]) in ((130, "interrupted"), (0, "ended"))

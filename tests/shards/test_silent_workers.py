@@ -118,6 +118,26 @@ def test_an_interrupt_in_the_middle_of_a_message(patched_build: NativeBuild, tin
     assert gone(pid)
 
 
+def test_an_interrupt_while_an_answer_is_taken(
+    patched_build: NativeBuild, tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes that have been read and are not noted: the next answer would begin in the middle of this one."""
+    (worker,) = start_workers(patched_build.worker, tiny["tied"], [(0, 7)], SMALL)
+    pid = worker.pid
+
+    def interrupt() -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(worker, "_advance", interrupt)
+    with within(8):
+        with pytest.raises(KeyboardInterrupt):
+            worker.statistics()
+        with pytest.raises(WorkerError, match="only partly taken"):
+            worker.statistics()
+        worker.close()
+    assert gone(pid)
+
+
 def test_a_worker_that_never_loads(tiny: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading has a longer time-out of its own."""
     silent = tmp_path / "silent"
