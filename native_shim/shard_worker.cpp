@@ -278,9 +278,13 @@ extern "C" void on_assertion(const char *message) {
 }
 
 extern "C" void on_fault(int number) {
-    char digits[] = {(char)('0' + number / 10), (char)('0' + number % 10), '\0'};
-    char cause[16] = "signal ";
-    strcat(cause, number < 10 ? digits + 1 : digits);
+    char cause[] = "signal 00";
+    char *digit = cause + 7;
+    if (number >= 10) {
+        *digit++ = (char)('0' + number / 10);
+    }
+    *digit++ = (char)('0' + number % 10);
+    *digit = '\0';
     say_cause(cause);
     if (!loaded) {
         end(STATUS_NOT_STARTED);
@@ -321,7 +325,7 @@ sockaddr_un socket_address(const std::string &path) {
 bool is_live(const sockaddr_un &address) {
     const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     if (fd < 0) {
-        fail(CODE_ARGUMENT, "no socket could be made: %s", strerror(errno));
+        fail(CODE_ARGUMENT, "no socket could be made: %s", reason(errno).c_str());
     }
     fcntl(fd, F_SETFL, O_NONBLOCK); // a full backlog is an answer too
     const bool refused = connect(fd, (const sockaddr *)&address, sizeof(address)) != 0 && errno == ECONNREFUSED;
@@ -337,13 +341,13 @@ int listen_at(const std::string &path) {
     // Two workers that find the same stale file: the lock on the folder lets one of them look, bind and listen at a time.
     const int lock = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (lock < 0) {
-        fail(CODE_ARGUMENT, "the folder of the socket %s cannot be opened: %s", path.c_str(), strerror(errno));
+        fail(CODE_ARGUMENT, "the folder of the socket %s cannot be opened: %s", path.c_str(), reason(errno).c_str());
     }
     flock(lock, LOCK_EX);
 
     const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     if (fd < 0) {
-        fail(CODE_ARGUMENT, "no socket could be made: %s", strerror(errno));
+        fail(CODE_ARGUMENT, "no socket could be made: %s", reason(errno).c_str());
     }
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     struct stat there;
@@ -361,14 +365,14 @@ int listen_at(const std::string &path) {
     const int why = errno;
     umask(mask);
     if (bound != 0) {
-        fail(CODE_ARGUMENT, "the socket %s cannot be made: %s", path.c_str(), strerror(why));
+        fail(CODE_ARGUMENT, "the socket %s cannot be made: %s", path.c_str(), reason(why).c_str());
     }
     memcpy(socket_path, address.sun_path, sizeof(socket_path));
     if (lstat(path.c_str(), &socket_file) == 0) {
         socket_ours = true;
     }
     if (listen(fd, 16) != 0) {
-        fail(CODE_ARGUMENT, "the socket %s cannot be listened on: %s", path.c_str(), strerror(errno));
+        fail(CODE_ARGUMENT, "the socket %s cannot be listened on: %s", path.c_str(), reason(errno).c_str());
     }
     close(lock);
     return fd;
@@ -395,7 +399,7 @@ constexpr int MAX_CONNECTIONS = 64;
 class processors {
 public:
 #ifdef __linux__
-    processors() { known_ = sched_getaffinity(0, sizeof(set_), &set_) == 0; }
+    processors() noexcept { known_ = sched_getaffinity(0, sizeof(set_), &set_) == 0; }
     void use_all() const {
         if (known_) {
             sched_setaffinity(0, sizeof(set_), &set_);

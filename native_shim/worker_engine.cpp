@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include <fcntl.h>
@@ -60,13 +61,13 @@ const char *outcome_name(int outcome) {
     }
 }
 
-void fail(int code, const char *format, ...) {
+void fail(int code, const char *format, ...) { // NOLINT(cert-dcl50-cpp): see the header
     char text[1024];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    throw failure{code, text, "", 0};
+    throw failure(code, text);
 }
 
 void fail_bundle(const bb_config &config, byte_view bytes) {
@@ -78,7 +79,14 @@ void fail_bundle(const bb_config &config, byte_view bytes) {
     }
     char sentence[500];
     bb_error_format(&error, sentence, sizeof(sentence));
-    throw failure{CODE_BUNDLE, sentence, bb_error_name(status), error.offset};
+    failure f(CODE_BUNDLE, sentence);
+    f.bundle_error = bb_error_name(status);
+    f.offset = error.offset;
+    throw failure(std::move(f));
+}
+
+std::string reason(int error) {
+    return std::generic_category().message(error);
 }
 
 uint64_t now_us() {
@@ -159,7 +167,8 @@ llama_model_params model_params(const engine_options &options) {
         std::lock_guard<std::mutex> lock(log.mutex);
         log.verbose = options.verbose;
     }
-    setenv("GGML_NO_BACKTRACE", "1", 0); // an abort must not start a debugger
+    // an abort must not start a debugger; no other thread of this process is there yet
+    setenv("GGML_NO_BACKTRACE", "1", 0); // NOLINT(concurrency-mt-unsafe)
     llama_log_set(on_log, nullptr);
     llama_backend_init();
 
@@ -188,7 +197,7 @@ void fail_load(const std::string &path, int code, uint64_t file_bytes, std::stri
     if (why.find(path) == std::string::npos) {
         why = path + " (" + std::to_string(file_bytes) + " bytes): " + (why.empty() ? "cannot be loaded" : why);
     }
-    throw failure{code, std::move(why), "", 0};
+    throw failure(code, std::move(why));
 }
 
 // Threads of a graph wait for each other by spinning. When two of them are woken on the same processor, each has to wait
@@ -239,7 +248,7 @@ void engine::check_head_size(const char *option, ggml_type type, const char *key
 }
 
 // What the library would answer with an assertion.
-static const engine_options &checked(const engine_options &options) {
+static engine_options checked(engine_options options) {
     const uint32_t tokens = std::min(options.ctx, options.batch); // of the largest batch
     if (options.seqs > tokens) {
         fail(CODE_ARGUMENT,
@@ -359,7 +368,7 @@ uint64_t elements(const std::string &dim) {
 // here and not by the first who asks. That there is an answer is what matters, not which.
 void engine::warm_up() {
     const std::vector<crossing_tensor> rules = contract(false);
-    std::vector<bb_tensor> tensors;
+    std::vector<bb_tensor> records;
     std::vector<std::vector<uint8_t>> payloads;
     for (const crossing_tensor &rule : rules) {
         bb_tensor t = {};
@@ -386,9 +395,9 @@ void engine::warm_up() {
         }
         payloads.push_back(std::move(bytes));
         t.data = payloads.back().data();
-        tensors.push_back(t);
+        records.push_back(t);
     }
-    if (tensors.empty()) {
+    if (records.empty()) {
         return; // of an architecture that is no boundary's
     }
 
@@ -412,8 +421,8 @@ void engine::warm_up() {
     number(BB_KEY_N_SEQS, 1);
 
     bb_desc desc = {};
-    desc.tensors = tensors.data();
-    desc.tensor_count = (uint32_t)tensors.size();
+    desc.tensors = records.data();
+    desc.tensor_count = (uint32_t)records.size();
     desc.attrs = attributes.data();
     desc.attr_count = (uint32_t)attributes.size();
     bb_config config;
@@ -427,8 +436,7 @@ void engine::warm_up() {
     bb_encode(&config, &desc, bytes.data(), bytes.size(), &written, nullptr);
     try {
         decode({bytes.data(), written}, false);
-    } catch (const failure &) {
-        // so will the first request, and be told why
+    } catch (const failure &) { // NOLINT(bugprone-empty-catch): so will the first request, and be told why
     }
     clear();
     llama_perf_context_reset(ctx_);

@@ -14,9 +14,11 @@
 
 #include <array>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace worker {
@@ -81,17 +83,23 @@ struct session_result {
 };
 
 // Thrown by everything here; becomes an error reply or, while loading, the sentence on standard error.
-struct failure {
+struct failure final : std::exception {
+    failure(int code, std::string message) : code(code), message(std::move(message)) {}
+
+    const char *what() const noexcept override { return message.c_str(); }
+
     int code;
     std::string message;
-    std::string bundle_error; // CODE_BUNDLE: the format's name of the error ...
-    uint64_t offset = 0;      // ... and where it is
-    std::optional<session_result> session = {}; // what the session table says of it
+    std::string bundle_error;              // CODE_BUNDLE: the format's name of the error ...
+    uint64_t offset = 0;                   // ... and where it is
+    std::optional<session_result> session; // what the session table says of it
 };
 
+// A function and no template of C++, so that the compiler holds the arguments to the format.
 [[noreturn, gnu::format(printf, 2, 3)]] void fail(int code, const char *format, ...);
 
-uint64_t now_us(); // monotonic
+uint64_t now_us();             // monotonic
+std::string reason(int error); // what an errno means
 std::string hex(const uint8_t *bytes, size_t size);
 
 struct engine_options {

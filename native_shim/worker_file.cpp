@@ -29,8 +29,8 @@ constexpr uint64_t MAPPED_ALIGNMENT = 32;
 
 // Arrays that the library takes elements of one size from, whatever their type is said to be.
 struct array_rule {
-    const char *key;
-    gguf_type types[2];
+    const char *key = nullptr;
+    gguf_type types[2] = {};
 };
 const array_rule arrays[] = {
     {"tokenizer.ggml.tokens", {GGUF_TYPE_STRING, GGUF_TYPE_STRING}},
@@ -60,7 +60,7 @@ struct stat check_start(const std::string &path) {
     // a FIFO would wait for its other end, a device might act
     const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (fd < 0) {
-        fail(CODE_LOAD, "cannot open %s: %s", path.c_str(), strerror(errno));
+        fail(CODE_LOAD, "cannot open %s: %s", path.c_str(), reason(errno).c_str());
     }
     struct stat info;
     uint8_t head[24] = {};

@@ -33,7 +33,7 @@ public:
 private:
     struct file {
         std::string path;
-        struct stat found;
+        struct stat found = {};
     };
 
     std::vector<file> files_;

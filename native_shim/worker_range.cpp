@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iterator>
+#include <memory>
 #include <sstream>
 
 namespace worker {
@@ -154,7 +155,9 @@ private:
         session_result result = result_of(found);
         if (status == LLAMA_BOUNDARY_ERROR_SESSION) {
             result.id = id; // of one that it does not know the library says nothing
-            throw failure{status, error.message, "", 0, std::move(result)};
+            failure f(status, error.message);
+            f.session = std::move(result);
+            throw failure(std::move(f));
         }
         return result;
     }
@@ -166,7 +169,7 @@ private:
 class range_engine final : public engine {
 public:
     explicit range_engine(const engine_options &options) : engine(options) {
-        llama_model_params params = model_params(options);
+        const llama_model_params params = model_params(options);
         files_.check_contents(options.mmap);
         auto range = boundary_struct<llama_layer_range>();
         range.start = options.start;
@@ -198,7 +201,7 @@ public:
         facts_.fingerprint = hex(own.fingerprint, sizeof(own.fingerprint));
         start();
         bb_config_init(&config_);
-        sessions_.emplace(ctx_);
+        sessions_ = std::make_unique<library_sessions>(ctx_);
     }
 
     timings decode(byte_view bytes, bool under_sessions) override {
@@ -289,7 +292,7 @@ public:
             for (std::string part; std::getline(parts, part, ',');) {
                 t.shape.push_back(part);
             }
-            t.token_axis = axis == "-" ? -1 : atoi(axis.c_str());
+            t.token_axis = axis == "-" ? -1 : (int)strtol(axis.c_str(), nullptr, 10);
             list.push_back(std::move(t));
         }
         return list;
@@ -297,7 +300,7 @@ public:
 
     bool patched() const override { return true; }
     int abi() const override { return LLAMA_BOUNDARY_ABI; }
-    session_table *sessions() override { return &*sessions_; }
+    session_table *sessions() override { return sessions_.get(); }
 
     void clear() override {
         llama_session_clear(ctx_);
@@ -316,19 +319,20 @@ public:
 private:
     // Memory that the sessions leave empty is zeroed by the library itself.
     [[noreturn]] void fail_decode(int32_t status, const llama_boundary_error &error) const {
-        failure f{status, error.message, "", 0};
+        failure f(status, error.message);
         auto found = boundary_struct<llama_session_result>();
         if (status == LLAMA_BOUNDARY_ERROR_SESSION && llama_session_decoded(ctx_, &found) == LLAMA_BOUNDARY_OK) {
-            f.session = result_of(found);
+            session_result result = result_of(found);
             if (found.outcome == LLAMA_SESSION_INCOMPATIBLE_RECIPE) {
-                f.session->id.reset(); // it is the whole bundle's
+                result.id.reset(); // it is the whole bundle's
             }
+            f.session = std::move(result);
         }
-        throw f;
+        throw failure(std::move(f));
     }
 
     bb_config config_;
-    std::optional<library_sessions> sessions_;
+    std::unique_ptr<library_sessions> sessions_; // of the context, which stands later than this
 };
 
 } // namespace

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <cinttypes>
-#include <cstdio>
 #include <exception>
+#include <fstream>
 
 #include <unistd.h>
 
@@ -21,12 +21,7 @@ constexpr int MINOR_SESSIONS = 1; // brought them
 // resident set of this process; 0 where there is no /proc
 uint64_t resident_bytes() {
     uint64_t total = 0, resident = 0;
-    if (FILE *file = fopen("/proc/self/statm", "r")) {
-        if (fscanf(file, "%" SCNu64 " %" SCNu64, &total, &resident) != 2) {
-            resident = 0;
-        }
-        fclose(file);
-    }
+    std::ifstream("/proc/self/statm") >> total >> resident;
     return resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
@@ -74,7 +69,7 @@ void service::send_error(connection &to, uint64_t id, const failure &f) {
 
 void service::refuse_frame(const request &r) {
     counters_.requests++;
-    send_error(*r.from, 0, failure{CODE_FRAME, r.text, "", 0});
+    send_error(*r.from, 0, failure(CODE_FRAME, r.text));
 }
 
 bool service::answer(request &r) {
@@ -90,7 +85,7 @@ bool service::answer(request &r) {
     } catch (const failure &f) {
         send_error(*r.from, r.id, f);
     } catch (const std::exception &e) {
-        send_error(*r.from, r.id, failure{CODE_COMPUTE, std::string("the request failed: ") + e.what(), "", 0});
+        send_error(*r.from, r.id, failure(CODE_COMPUTE, std::string("the request failed: ") + e.what()));
     }
     return false;
 }

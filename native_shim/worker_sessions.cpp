@@ -174,7 +174,7 @@ state_folder::state_folder(const std::string &path) {
     folder_ = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder_ < 0) {
         fail(CODE_ARGUMENT, "--state-dir is '%s', which cannot be opened as a folder: %s", path.c_str(),
-             strerror(errno));
+             reason(errno).c_str());
     }
 }
 
@@ -211,12 +211,12 @@ void state_folder::write(const std::string &name, byte_view bytes) const {
     }
     const descriptor file(fd);
     if (fd < 0) {
-        fail(CODE_ARGUMENT, "file '%s' cannot be made: %s", name.c_str(), strerror(errno));
+        fail(CODE_ARGUMENT, "file '%s' cannot be made: %s", name.c_str(), reason(errno).c_str());
     }
     if (!write_all(fd, bytes) || fsync(fd) != 0 || renameat(folder_, aside.c_str(), folder_, name.c_str()) != 0) {
         const int why = errno;
         unlinkat(folder_, aside.c_str(), 0);
-        fail(CODE_ARGUMENT, "file '%s' of %zu bytes cannot be written: %s", name.c_str(), bytes.size, strerror(why));
+        fail(CODE_ARGUMENT, "file '%s' of %zu bytes cannot be written: %s", name.c_str(), bytes.size, reason(why).c_str());
     }
     fsync(folder_); // the new name too; where a folder cannot be synced, the file stands all the same
 }
@@ -226,7 +226,7 @@ std::vector<uint8_t> state_folder::read(const std::string &name, uint64_t max_by
     const descriptor file(openat(folder_, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
     if (file.fd < 0) {
         fail(CODE_ARGUMENT, "file '%s' cannot be opened: %s", name.c_str(),
-             errno == ELOOP ? "it is a symbolic link" : strerror(errno));
+             errno == ELOOP ? "it is a symbolic link" : reason(errno).c_str());
     }
     struct stat info;
     if (fstat(file.fd, &info) != 0 || !S_ISREG(info.st_mode)) {
@@ -241,7 +241,7 @@ std::vector<uint8_t> state_folder::read(const std::string &name, uint64_t max_by
         const ssize_t n = ::read(file.fd, bytes.data() + done, bytes.size() - done);
         if (n == 0 || (n < 0 && errno != EINTR)) {
             fail(CODE_ARGUMENT, "file '%s' gave %zu of its %zu bytes: %s", name.c_str(), done, bytes.size(),
-                 n == 0 ? "it was cut short" : strerror(errno));
+                 n == 0 ? "it was cut short" : reason(errno).c_str());
         }
         done += n > 0 ? (size_t)n : 0;
     }
@@ -268,8 +268,16 @@ void add_recipe(const json &object, session_request &wanted) {
     }
 }
 
+// Of one that was not refused.
+const session_id &id_of(const session_result &found) {
+    if (!found.id) {
+        fail(CODE_COMPUTE, "the library did not say which session it was");
+    }
+    return *found.id;
+}
+
 json done(const session_result &found) {
-    return {{"outcome", outcome_name(found.outcome)}, {"session", hex(found.id->data(), 16)}, {"epoch", found.epoch}};
+    return {{"outcome", outcome_name(found.outcome)}, {"session", hex(id_of(found).data(), 16)}, {"epoch", found.epoch}};
 }
 
 json done_at_position(const session_result &found) {
@@ -347,7 +355,7 @@ json session_service::evict(const json &object) {
         id = need_hex<16>(object, "session");
     }
     const session_result found = table().evict(id);
-    forget(*found.id);
+    forget(id_of(found));
     return done(found);
 }
 
@@ -437,24 +445,24 @@ void session_service::keep_answer(const decode_wishes &wishes, std::vector<uint8
     const auto ids = read_tensor<session_id>(view, "session_ids");
     const auto epochs = read_tensor<uint64_t>(view, "session_epochs");
     const auto positions = read_tensor<int64_t>(view, "session_positions");
-    kept_answer answer;
+    kept_answer kept;
     for (size_t i = 0; i < ids.size(); i++) {
-        answer.sessions.push_back({ids[i], epochs.at(i), positions.at(i)});
+        kept.sessions.push_back({ids[i], epochs.at(i), positions.at(i)});
         answers_.forget(ids[i]);
     }
     for (const uint32_t row : read_tensor<uint32_t>(view, "seq_ids")) {
-        answer.sessions.at(row).n_pos++; // one token more
+        kept.sessions.at(row).n_pos++; // one token more
     }
-    answer.bytes = sizeof(answer) + answer.sessions.size() * sizeof(kept_answer::session) + bundle.capacity() +
-                   text.dump().size() + output.size;
-    if (!answers_.fits(answer.bytes)) {
+    kept.bytes = sizeof(kept) + kept.sessions.size() * sizeof(kept_answer::session) + bundle.capacity() +
+                 text.dump().size() + output.size;
+    if (!answers_.fits(kept.bytes)) {
         return;
     }
-    answer.wishes = wishes;
-    answer.request = std::move(bundle);
-    answer.text = text;
-    answer.bundle.assign(output.data, output.data + output.size);
-    answers_.keep(std::move(answer));
+    kept.wishes = wishes;
+    kept.request = std::move(bundle);
+    kept.text = text;
+    kept.bundle.assign(output.data, output.data + output.size);
+    answers_.keep(std::move(kept));
 }
 
 // What fails while it computes can cost sessions their state.
@@ -497,8 +505,7 @@ void session_service::release_abandoned(moment now) {
         wanted.epoch = epoch;
         try {
             table().release(wanted);
-        } catch (const failure &) {
-            // it is gone already
+        } catch (const failure &) { // NOLINT(bugprone-empty-catch): it is gone already
         }
         answers_.forget(id);
     }

@@ -31,7 +31,7 @@ const bb_contract_tensor rules[INPUTS] = {
 };
 
 struct kept_attribute {
-    bb_attr record;
+    bb_attr record = {};
     std::vector<uint8_t> value;
 };
 
@@ -319,8 +319,9 @@ private:
             const auto first = (int32_t)members[offsets[t]];
             for (uint32_t i = offsets[t]; i < offsets[t + 1]; i++) {
                 const auto sequence = (int32_t)members[i];
-                if (next.find(sequence) == next.end()) {
-                    next[sequence] = starts[sequence] = llama_memory_seq_pos_max(memory, sequence) + 1;
+                const auto [place, is_new] = next.try_emplace(sequence);
+                if (is_new) {
+                    place->second = starts[sequence] = llama_memory_seq_pos_max(memory, sequence) + 1;
                 }
                 if (positions[t] != next[sequence]) {
                     fail(CODE_POSITION, "token %zu is at position %d of sequence %d, where %d comes next", t,

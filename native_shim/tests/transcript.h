@@ -36,7 +36,8 @@ __attribute__((noreturn)) static void fatal(const char *why) {
 }
 
 static void *get_memory(void *old, size_t n) {
-    void *p = realloc(old, n > 0 ? n : 1);
+    const size_t size = n > 0 ? n : 1;
+    void *p = old == NULL ? malloc(size) : realloc(old, size); /* gcc's analyzer takes NULL for freed by the second */
     if (p == NULL) {
         fatal("out of memory");
     }
