@@ -95,8 +95,11 @@ class ProtocolError(ValueError):
 
 
 def pack(type: int, request: int, text: Mapping[str, Any] | None, bundle_length: int) -> bytes:
-    """Header and text of a message; its bundle, if any, follows as it is."""
+    """Header and text of a message; its bundle, if any, follows as it is. Raises ProtocolError for a text that is too
+    long to be one: whoever read it would hang up."""
     body = json.dumps(text, separators=(",", ":")).encode() if text else b""
+    if len(body) > MAX_TEXT:
+        raise ProtocolError(f"a message text of {len(body)} bytes is over {MAX_TEXT}")
     return HEADER.pack(MAGIC, type, 0, request, len(body), 0, bundle_length) + body
 
 

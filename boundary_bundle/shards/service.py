@@ -511,7 +511,8 @@ class Service:
             outcome = getattr(error, "outcome", None)
             if outcome is not None:
                 details["outcome"] = str(getattr(outcome, "value", outcome))
-            return _described(6 if outcome is None else 2, error.message, operation, details)
+            code = 2 if outcome is not None else 4 if error.name == "limit" else 6
+            return _described(code, error.message, operation, details)
         if isinstance(error, PipelineError):
             return _described(6, str(error), operation)
         if isinstance(error, OSError):  # such as a full disk, when a session is saved

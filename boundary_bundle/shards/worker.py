@@ -35,6 +35,9 @@ LOAD_TIMEOUT: Final = 600.0
 #: Seconds that workers that are closed together have to end by themselves.
 CLOSE_GRACE: Final = 3.0
 
+#: The code of what is more than a worker takes.
+_LIMIT: Final = 8
+
 _NO_BYTES = memoryview(b"")
 _REFUSAL = re.compile(r"^shard_worker: error (\d+) (\w+): (.*)$", re.MULTILINE)
 
@@ -621,10 +624,13 @@ class LocalWorker(Worker):
         if self._closed or self._end_by is not None:
             raise WorkerError(0, "lost", "the worker has been closed", self.layer_range, operation)
         number = next(self._ids)
-        pending = self._pending[number] = _Pending(self, operation)
-        parts: list[Bytes] = [protocol.pack(type, number, text, len(bundle))]
+        try:
+            parts: list[Bytes] = [protocol.pack(type, number, text, len(bundle))]
+        except ProtocolError as error:
+            raise WorkerError(_LIMIT, protocol.ERRORS[_LIMIT], str(error), self.layer_range, operation) from None
         if bundle:
             parts.append(bundle)
+        pending = self._pending[number] = _Pending(self, operation)
         try:
             with self._send_lock:
                 self._send(parts, operation)

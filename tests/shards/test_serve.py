@@ -26,6 +26,7 @@ from drive import together
 
 from boundary_bundle.cli import main
 from boundary_bundle.native import NativeBuild
+from boundary_bundle.shards import service_protocol as protocol
 from boundary_bundle.shards.client import Client, ServiceError
 
 pytestmark = pytest.mark.shards
@@ -139,6 +140,30 @@ def test_kills_are_a_delay(service: Served) -> None:
     assert status["replays"] > 0
     assert status["service"]["errors"] == 0
     assert status["sessions"] == []
+
+
+def test_a_text_that_fits_no_message_to_a_worker(service: Served) -> None:
+    """A legal request that grows over a message's limit on its way to a worker, which hangs up, and with it everybody's
+    states are gone."""
+    with service.client() as client, client.open() as session:
+        session.extend([5, 6, 7])
+        workers = service.workers()
+        text = b'{"text":"' + b"x" * (protocol.MAX_TEXT - 11) + b'"}'
+        connection = client._socket
+        assert connection is not None
+        connection.sendall(protocol.HEADER.pack(protocol.MAGIC, protocol.Type.TOKENIZE, 0, 99, len(text), 0, 0) + text)
+        header = protocol.unpack_header(client._receive(protocol.HEADER_BYTES))
+        told = protocol.parse_text(client._receive(header.text_length))
+        assert (header.request, told["name"], told["operation"]) == (99, "limit", "tokenize")
+        assert (told["shard"], told["worker_operation"]) == ([0, 2], "tokenize")
+        assert re.fullmatch(r"shard \[0,2\): a message text of \d+ bytes is over 1048576", told["message"])
+        # As many tokens as an answer cannot hold.
+        with pytest.raises(ServiceError, match="over the limit of 1048576") as caught:
+            client.tokenize("x" * 300_000)
+        assert caught.value.name == "limit"
+        session.extend([8])
+        assert client.status()["replays"] == 0
+        assert service.workers() == workers
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
