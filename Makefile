@@ -16,9 +16,11 @@
 #   make fuzz         fuzz both codecs, all targets in TIME seconds (TIME=60, FUZZ_ARGS="--coverage --json FILE")
 #   make fuzz-long    the same for HOURS hours (HOURS=8), with coverage and a dated report in fuzz/reports
 #   make fuzz-loader  damage COUNT model files and start workers on them, with a dated report in fuzz/reports (COUNT=5000)
+#   make soak         a service under traffic and a fault every second for MINUTES minutes (MINUTES=60,
+#                     SOAK_ARGS="--seed N --rate N --json FILE"), with a dated report in fuzz/reports
 #   make clean-cache  remove everything that this project put into its cache folder
 
-.PHONY: help demo test test-long test-sessions check static audit lock patches-check bench bench-sessions fuzz fuzz-long fuzz-loader clean-cache
+.PHONY: help demo test test-long test-sessions check static audit lock patches-check bench bench-sessions fuzz fuzz-long fuzz-loader soak clean-cache
 .DEFAULT_GOAL := help
 # One build at a time; each uses every core by itself.
 .NOTPARALLEL:
@@ -101,6 +103,11 @@ COUNT ?= 5000
 
 fuzz-loader:
 	@$(SET_UP); exec "$$venv" fuzz/loader.py --count "$(COUNT)" --report $(FUZZ_ARGS)
+
+MINUTES ?= 60
+
+soak:
+	@$(SET_UP); exec "$$venv" tests/soak.py --minutes "$(MINUTES)" --report $(SOAK_ARGS)
 
 clean-cache:
 	@base=; $(FIND_PYTHON); "$$base" -I $(BOOTSTRAP) clean
