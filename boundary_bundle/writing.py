@@ -12,6 +12,9 @@ from pathlib import Path
 
 Bytes = bytes | bytearray | memoryview
 
+#: What the name of a file begins with that is being written; the process and a dash follow.
+PARTIAL = ".partial-"
+
 
 def default_mode(most: int = 0o666) -> int:
     """The mode that a new file gets from this process (``most`` 0o777: a new folder)."""
@@ -70,7 +73,7 @@ def write_whole(path: Path | str, parts: Iterable[Bytes]) -> None:
         _write_directly(path, parts)
         return
     target = os.path.realpath(path)
-    handle, partial = tempfile.mkstemp(prefix=".partial-", dir=os.path.dirname(target))
+    handle, partial = tempfile.mkstemp(prefix=f"{PARTIAL}{os.getpid()}-", dir=os.path.dirname(target))
     try:
         with open(handle, "wb") as stream:
             stream.writelines(parts)

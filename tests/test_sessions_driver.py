@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -1101,6 +1103,32 @@ def test_a_foreign_driver_file_is_refused(saving: Cluster, tmp_path: Path, key: 
         with pytest.raises(PipelineError, match=told):
             session.restore("kept")
         assert session.hot
+
+
+def test_files_of_the_killed_are_removed(saving: Cluster, tmp_path: Path) -> None:
+    """A state folder that every kill in the middle of a save fills a little more, or a save that another driver is in
+    the middle of and that is taken from it."""
+    with subprocess.Popen(["true"]) as process:
+        pass
+    ended, here = process.pid, os.getpid()
+    others = {
+        *(f".kept.0-2.bundle.{here}.0", f".partial-{here}-x", ".partial-x", f".partial-{1 << 80}-x"),
+        *("kept.json", "kept.0-2.bundle", f"kept.0-2.bundle.{ended}.0", ".hidden"),
+    }
+
+    def litter() -> None:
+        for name in (*others, f".kept.0-2.bundle.{ended}.0", f".kept.2-4.bundle.{ended}.17", f".partial-{ended}-a_b8"):
+            (tmp_path / name).write_bytes(b"x")
+
+    litter()
+    with driver(saving, state_dir=tmp_path) as pipeline:
+        assert {path.name for path in tmp_path.iterdir()} == others
+        session = pipeline.open()
+        extend(saving, session, [1, 2])
+        litter()
+        saving[1].dead = True
+        extend(saving, session, [3])
+        assert {path.name for path in tmp_path.iterdir()} == others
 
 
 def test_half_a_save_is_none(saving: Cluster, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from ..writing import write_whole
+from ..writing import PARTIAL, write_whole
 from .batch import Batch, SessionRow
 from .pipeline import HopTime, Pipeline, PipelineError, Relay, ShardTime, Step
 from .plan import Plan
@@ -57,6 +57,8 @@ LOOK_AGAIN: Final = 0.25
 
 _COMPUTE = 10
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+#: A file of a saved session that is being written, by a driver or by a worker, with its process.
+_PARTIAL = re.compile(rf"{re.escape(PARTIAL)}(\d+)-\w+|\.[A-Za-z0-9._-]+\.bundle\.(\d+)\.\d+")
 #: Outcomes that a reset and a replay put right.
 _REPLAYED = (Outcome.MISS, Outcome.EVICTED, Outcome.STALE_EPOCH, Outcome.POSITION_MISMATCH)
 
@@ -243,6 +245,7 @@ class SessionPipeline:
         self._status_lock = threading.Lock()
         self._began = time.monotonic()
         self._first_epoch = time.time_ns() // 1000
+        self._sweep()
         workers: list[Worker] = []
         try:
             workers.extend(start(layers) for layers in plan)
@@ -807,6 +810,7 @@ class SessionPipeline:
         try:
             for index in self._lost:
                 self._pipeline.workers[index].close()
+                self._sweep()
                 fresh[index] = self._start(self.plan.ranges[index])
             for index, worker in fresh.items():
                 worker.ready()
@@ -904,6 +908,16 @@ class SessionPipeline:
         if self.state_dir is None:
             raise PipelineError("sessions cannot be saved: the driver has no state folder")
         return self.state_dir / f"{name}.json"
+
+    def _sweep(self) -> None:
+        """Remove files of the state folder that processes were writing when they were killed."""
+        if self.state_dir is None:
+            return
+        with contextlib.suppress(OSError):
+            for path in list(self.state_dir.iterdir()):
+                match = _PARTIAL.fullmatch(path.name)
+                if match is not None and _ended(int(match[1] or match[2])):
+                    path.unlink(missing_ok=True)
 
     def _save(self, session: Session, name: str) -> None:
         path = self._file(name)
@@ -1036,6 +1050,16 @@ _COUNTS: Final = (
     "clears",
     "restarts",
 )
+
+
+def _ended(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # another user's, or no number of a process
+        return False
+    return False
 
 
 def _newest(epoch: int, answers: Sequence[Reply | WorkerError]) -> int:
