@@ -640,6 +640,9 @@ class LocalWorker(Worker):
                 # Such as a Ctrl-C: the worker would take the next message for the rest of this one.
                 self._give_up("lost", "a message was only partly sent", operation)
             raise
+        if self._lost is not None and pending.reply is None and pending.error is None:
+            # Lost by another thread after the first look here and before this request was among those that it told.
+            pending.error = self._again(operation)
         return pending
 
     def _send(self, parts: list[Bytes], operation: str) -> None:
@@ -831,12 +834,12 @@ class LocalWorker(Worker):
         if refusal is not None and self._process.returncode == 2:
             code, name, sentence = refusal.groups()
             self._lost = WorkerError(int(code), name, sentence, self.layer_range)
-        for pending in self._pending.values():
+        for pending in list(self._pending.values()):
             pending.error = self._again(pending.operation)
         self._pending.clear()
 
     def _fail_all(self, error: WorkerError) -> None:
-        for pending in self._pending.values():
+        for pending in list(self._pending.values()):
             pending.error = error
         self._pending.clear()
 

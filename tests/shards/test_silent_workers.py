@@ -138,6 +138,29 @@ def test_an_interrupt_while_an_answer_is_taken(
     assert gone(pid)
 
 
+def test_a_worker_that_another_thread_loses(
+    patched_build: NativeBuild, tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that is begun at the moment at which the loss is told to those under way waits for its time-out, with a
+    processor of its own."""
+    (worker,) = start_workers(patched_build.worker, tiny["tied"], [(0, 7)], SMALL)
+    pack = worker_module.protocol.pack
+
+    def lose(*arguments: Any) -> bytes:
+        worker.kill()
+        while worker._lost is None:
+            worker._poll()
+        return pack(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(worker_module.protocol, "pack", lose)
+        pending = worker.request(Type.STATISTICS)
+    with within(5), pytest.raises(WorkerError, match=r"shard \[0,7\): statistics: .*signal 9 \(SIGKILL\)"):
+        pending.result()
+    assert pending.done()
+    worker.close()
+
+
 def test_a_worker_that_never_loads(tiny: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading has a longer time-out of its own."""
     silent = tmp_path / "silent"
