@@ -5,10 +5,32 @@
 
 namespace worker {
 
+// Looks at what opens and closes outside of strings, and so need not know what else is wrong with the text.
+static void check_depth(const std::string &text) {
+    size_t depth = 0;
+    bool in_string = false;
+    for (size_t i = 0; i < text.size(); i++) {
+        const char c = text[i];
+        if (in_string) {
+            i += c == '\\';
+            in_string = c != '"';
+        } else if (c == '"') {
+            in_string = true;
+        } else if (c == '{' || c == '[') {
+            if (++depth > MAX_DEPTH) {
+                fail(CODE_JSON, "the text is nested more than %zu deep at byte %zu", MAX_DEPTH, i);
+            }
+        } else if ((c == '}' || c == ']') && depth > 0) {
+            depth--;
+        }
+    }
+}
+
 json parse(const std::string &text) {
     if (text.empty()) {
         return json::object();
     }
+    check_depth(text);
     json object = json::parse(text, nullptr, false);
     if (object.is_discarded()) {
         fail(CODE_JSON, "the text of %zu bytes is not JSON", text.size());

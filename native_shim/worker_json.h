@@ -16,6 +16,9 @@ namespace worker {
 
 using nlohmann::json;
 
+// Deeper ones are refused: copying, writing and ending a nested value calls itself once a level.
+constexpr size_t MAX_DEPTH = 64;
+
 json parse(const std::string &text); // an object; "" is the empty one
 std::string shown(const json &value); // for a message, cut short
 

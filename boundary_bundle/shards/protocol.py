@@ -6,6 +6,7 @@ Bytes only; nothing here waits or sends.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Mapping
 from enum import Enum, IntEnum
@@ -19,6 +20,8 @@ HEADER_BYTES = HEADER.size
 REPLY = 0x8000
 MAX_TEXT = 1 << 20
 MAX_BUNDLE = 1 << 30
+#: Arrays and objects of a text within each other.
+MAX_DEPTH = 64
 
 
 class Type(IntEnum):
@@ -121,10 +124,25 @@ def parse_text(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     """The JSON object of a message; no bytes are the empty object. Raises ProtocolError."""
     if not data:
         return {}
+    raw = bytes(data)
+    _check_depth(raw)
     try:
-        value = json.loads(bytes(data))
+        value = json.loads(str(raw, "utf-8"))
     except ValueError as error:
         raise ProtocolError(f"a message text is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ProtocolError("a message text is not a JSON object")
     return value
+
+
+def _check_depth(raw: bytes) -> None:
+    """Deeper texts are not given to the parser, which calls itself once a level. Raises ProtocolError."""
+    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
+        return
+    # What lies outside of strings: a quote is within one if a backslash that is not itself escaped stands before it.
+    outside = b"".join(raw.replace(rb"\\", b"").replace(rb'\"', b"").split(b'"')[::2])
+    depth = 0
+    for byte in re.findall(rb"[\[\]{}]", outside):
+        depth += 1 if byte in b"[{" else -1 if depth else 0
+        if depth > MAX_DEPTH:
+            raise ProtocolError(f"a message text is nested more than {MAX_DEPTH} deep")
