@@ -12,11 +12,15 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
+#include <functional>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 
 #include <fcntl.h>
+#include <pthread.h>
 #ifdef __linux__
 #include <sched.h>
 #endif
@@ -42,6 +46,7 @@ const char *code_name(int code) {
     case CODE_PROTOCOL: return "protocol";
     case CODE_JSON: return "json";
     case CODE_FRAME: return "frame";
+    case CODE_NO_MEMORY: return "no_memory";
     default: return "unknown";
     }
 }
@@ -486,16 +491,64 @@ bool engine::has_vocabulary() const {
     return llama_vocab_type(llama_model_get_vocab(model_)) != LLAMA_VOCAB_TYPE_NONE;
 }
 
+namespace {
+
+// Calls `work` on a stack of so many bytes, which take memory as they are touched.
+void with_stack(size_t bytes, const std::function<void()> &work) {
+    struct call {
+        const std::function<void()> &work;
+        std::exception_ptr thrown;
+    } made = {work, nullptr};
+    const auto begin = [](void *argument) -> void * {
+        call &c = *(call *)argument;
+        try {
+            c.work();
+        } catch (...) {
+            c.thrown = std::current_exception();
+        }
+        return nullptr;
+    };
+    pthread_attr_t attributes;
+    pthread_t thread;
+    if (pthread_attr_init(&attributes) != 0) {
+        throw std::bad_alloc();
+    }
+    const bool started = pthread_attr_setstacksize(&attributes, bytes) == 0 &&
+                         pthread_create(&thread, &attributes, begin, &made) == 0;
+    pthread_attr_destroy(&attributes);
+    if (!started) {
+        throw std::bad_alloc();
+    }
+    pthread_join(thread, nullptr);
+    if (made.thrown) {
+        std::rethrow_exception(made.thrown);
+    }
+}
+
+// The library splits a text by std::regex, which calls itself for every character of a run: 320 bytes each, whatever the
+// vocabulary's expressions are. A main thread's stack is full after 26,000.
+constexpr size_t STACK_PER_BYTE = 512;
+constexpr size_t STACK_BESIDE = 1u << 20; // and a whole number of pages
+
+} // namespace
+
 std::vector<llama_token> engine::tokenize(const std::string &text, bool add_special, bool parse_special) const {
+    if (text.size() > MAX_TOKENIZED) {
+        fail(CODE_LIMIT, "a text to tokenize has %zu bytes, over the limit of %zu", text.size(), MAX_TOKENIZED);
+    }
     const llama_vocab *vocab = llama_model_get_vocab(model_);
     std::vector<llama_token> tokens(text.size() + 8);
-    int32_t n = llama_tokenize(vocab, text.data(), (int32_t)text.size(), tokens.data(), (int32_t)tokens.size(),
-                               add_special, parse_special);
-    if (n < 0 && n != INT32_MIN) {
-        tokens.resize((size_t)-n);
+    int32_t n = 0;
+    const auto run = [&] {
         n = llama_tokenize(vocab, text.data(), (int32_t)text.size(), tokens.data(), (int32_t)tokens.size(), add_special,
                            parse_special);
-    }
+        if (n < 0 && n != INT32_MIN) {
+            tokens.resize((size_t)-n);
+            n = llama_tokenize(vocab, text.data(), (int32_t)text.size(), tokens.data(), (int32_t)tokens.size(),
+                               add_special, parse_special);
+        }
+    };
+    with_stack(STACK_BESIDE + (text.size() * STACK_PER_BYTE & ~(size_t)0xFFFF), run);
     if (n < 0) {
         fail(CODE_LIMIT, "a text of %zu bytes gives too many tokens", text.size());
     }

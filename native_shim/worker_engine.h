@@ -40,6 +40,7 @@ enum code {
     CODE_PROTOCOL = 20,
     CODE_JSON = 21,
     CODE_FRAME = 22,
+    CODE_NO_MEMORY = 23,
 };
 
 const char *code_name(int code);
@@ -242,6 +243,8 @@ public:
     void check_files() const; // throws failure if what is mapped is not what was loaded
 
     bool has_vocabulary() const;
+    // Of at most MAX_TOKENIZED bytes: the library takes the square of a long text's time, and a stack that grows with it.
+    static constexpr size_t MAX_TOKENIZED = 256u << 10;
     std::vector<llama_token> tokenize(const std::string &text, bool add_special, bool parse_special) const;
     std::string piece(llama_token token) const; // the bytes of a token
     std::vector<llama_token> end_tokens() const;

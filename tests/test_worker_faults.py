@@ -11,6 +11,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_native_shard_protocol import (
@@ -28,11 +29,11 @@ from test_native_shard_protocol import (
 
 from boundary_bundle import encode
 from boundary_bundle.native import NativeBuild
-from boundary_bundle.shards import protocol, service_protocol
+from boundary_bundle.shards import protocol, service_protocol, tiny_models
 
 pytestmark = pytest.mark.shards
 
-JSON = 21
+LIMIT, JSON = 8, 21
 SMALL = ("--ctx", "256", "--batch", "16", "--ubatch", "8", "--seqs", "2")
 
 
@@ -53,6 +54,28 @@ def listening(
     folder = tmp_path_factory.mktemp("worker")
     (folder / "states").mkdir()
     with running(patched_build, tiny["tied"], "--state-dir", str(folder / "states"), path=folder / "s") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def split(patched_build: NativeBuild, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """One with a vocabulary of bytes, whose texts the library splits by regular expressions."""
+
+    def vocabulary(writer: Any) -> None:
+        plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        letters = [chr(byte) for byte in plain] + [chr(256 + i) for i in range(256 - len(plain))]
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("deepseek-llm")
+        writer.add_token_list(letters + [f"w{i}" for i in range(tiny_models.N_VOCAB - len(letters))])
+        writer.add_token_types([1] * tiny_models.N_VOCAB)
+        writer.add_token_merges(["a a"])
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(tiny_models.EOS)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny_models, "_write_vocabulary", vocabulary)
+        model = tiny_models.write(tmp_path_factory.mktemp("split") / "split.gguf", "untied")
+    with running(patched_build, model) as process:
         yield process
 
 
@@ -128,3 +151,35 @@ def test_a_text_is_utf_8() -> None:
     """Catches a driver that reads what the worker refuses, and in which brackets are not counted."""
     with pytest.raises(protocol.ProtocolError, match="not JSON"):
         protocol.parse_text(json.dumps({"x": 1}).encode("utf-16"))
+
+
+MAX_TOKENIZED = 256 << 10
+RUNS = {"letters": "a", "digits": "7", "spaces": " ", "signs": "!", "accents": "\u00e9"}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_of_one_kind_of_characters(split: Process, name: str) -> None:
+    """Catches a stack that ends within a text: std::regex calls itself for each character of a run, and that of a main
+    thread is full after 26,000. A text one byte longer than is allowed is refused, whatever it holds."""
+    before = sound(split)
+    text = RUNS[name] * (MAX_TOKENIZED // len(RUNS[name].encode()))
+    answer = split.peer.ask(TOKENIZE, {"text": text, "add_special": False})
+    if answer.code is None:
+        assert len(answer.text["tokens"]) == len(text.encode())
+    else:
+        assert "the answer would have a text of" in answer.text["message"]
+    answer = split.peer.ask(TOKENIZE, {"text": text + "x"})
+    assert (answer.code, answer.text["message"]) == (
+        LIMIT,
+        "a text to tokenize has 262145 bytes, over the limit of 262144",
+    )
+    assert sound(split) == before
+
+
+def test_a_long_text_takes_nothing_with_it(split: Process) -> None:
+    """Catches a stack that stays with the worker when the text has been split."""
+    split.peer.expect(TOKENIZE, {"text": "7" * 100_000})
+    before = split.resident()
+    for _ in range(3):
+        split.peer.expect(TOKENIZE, {"text": "7" * 100_000})
+    assert split.resident() - before < 30 << 20
