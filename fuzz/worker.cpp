@@ -179,7 +179,7 @@ std::string converse(const uint8_t *data, size_t size, bool whole) {
     options.keep_answers = 1 << 16;
     service service(*p.made, options, FUZZ_MAX_BUNDLE);
     request_queue queue;
-    auto from = std::make_shared<connection>(dup(p.input), dup(answers), false, 1000);
+    auto from = std::make_shared<connection>(dup(p.input), dup(answers), patience{});
     read_messages(from, queue, FUZZ_MAX_BUNDLE); // the queue has room for all of them
     for (bool over = false; !over;) {
         std::optional<request> r = queue.pop(std::nullopt);
@@ -189,8 +189,8 @@ std::string converse(const uint8_t *data, size_t size, bool whole) {
         }
         over = true;
         service.connection_gone(*r->from, r->came);
-        if (r->what == request::BAD_FRAME) {
-            service.refuse_frame(*r);
+        if (r->refused()) {
+            service.refuse(*r);
         }
     }
     from.reset();

@@ -22,7 +22,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <new>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include <fcntl.h>
@@ -46,13 +48,15 @@ const char usage[] =
     "                    [--kv-unified] [--swa-full on|off] [--flash-attn on|off] [--type-k f16|q8_0|f32]\n"
     "                    [--type-v f16|q8_0|f32]\n"
     "                    [--no-mmap] [--mlock] [--no-warmup] [--socket PATH | --stdio] [--max-bundle BYTES]\n"
-    "                    [--poll 0..100] [--no-pin] [--write-timeout SECONDS] [--verbose]\n"
+    "                    [--poll 0..100] [--no-pin] [--stall SECONDS] [--idle SECONDS] [--verbose]\n"
     "                    [--state-dir DIR] [--session-grace SECONDS] [--keep-answers BYTES]\n"
     "Runs layers START to END (not included; -1: all) of a GGUF model. Speaks the protocol of spec/worker-protocol.md\n"
     "on its standard streams, or on a Unix socket that it makes. --poll: how long an idle thread of the pool spins\n"
     "before it sleeps. --no-pin: do not give each thread a processor of its own where there are as many threads as\n"
     "processors. --no-warmup: no token is computed before the first request. --swa-full off: a sliding window keeps\n"
-    "its last positions alone. --write-timeout: how long a peer may take no byte of an answer before it is cut off.\n"
+    "its last positions alone. --stall: how long a message may be under way, either way, and a second more for every\n"
+    "16 MiB of it; --idle: how long a peer may say nothing when it waits for no answer (0: for ever). Then its\n"
+    "connection is closed.\n"
     "--state-dir: where sessions are saved. --session-grace: how long a session stays when the connections that\n"
     "opened it are gone. --keep-answers: how much is kept of answers, for requests that come again.\n";
 
@@ -66,7 +70,7 @@ struct options {
     session_options sessions;
     bool warmup = true; // compute a token before anybody asks for one
     uint64_t max_bundle = MAX_BUNDLE;
-    int write_timeout_s = 30;
+    struct patience patience;
 };
 
 // Beyond it the library fills gigabytes with the bookkeeping of its cells before it finds that the cache has no room.
@@ -175,8 +179,10 @@ options parse_options(int argc, char **argv) {
             stdio = true;
         } else if (name == "--max-bundle") {
             o.max_bundle = integer(0, MAX_BUNDLE);
-        } else if (name == "--write-timeout") {
-            o.write_timeout_s = (int)integer(1, 86400);
+        } else if (name == "--stall") {
+            o.patience.stall = std::chrono::seconds(integer(1, 86400));
+        } else if (name == "--idle") {
+            o.patience.idle = std::chrono::seconds(integer(0, 31536000));
         } else if (name == "--state-dir") {
             o.sessions.state_dir = value();
             if (o.sessions.state_dir.empty()) {
@@ -294,8 +300,23 @@ extern "C" void on_fault(int number) {
     raise(number); // comes when this handler has returned
 }
 
+// An exception that nobody waits for, such as that of a reader without memory for its last word.
+[[noreturn]] void on_uncaught() {
+    try {
+        if (const std::exception_ptr thrown = std::current_exception()) {
+            std::rethrow_exception(thrown);
+        }
+    } catch (const std::exception &e) {
+        say_cause(e.what());
+    } catch (...) {
+        // the signal is all that can be said
+    }
+    abort();
+}
+
 void watch_faults(const std::string &path) {
     model_path = path.c_str();
+    std::set_terminate(on_uncaught);
     ggml_set_abort_callback(on_assertion);
     static char stack[1 << 16]; // for a stack that has overflowed
     stack_t other = {};
@@ -343,6 +364,14 @@ int listen_at(const std::string &path) {
     if (lock < 0) {
         fail(CODE_ARGUMENT, "the folder of the socket %s cannot be opened: %s", path.c_str(), reason(errno).c_str());
     }
+    // Who may write there can put a socket of his own in this one's place.
+    struct stat owned;
+    if (fstat(lock, &owned) != 0 || owned.st_uid != geteuid() || (owned.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+        fail(CODE_ARGUMENT,
+             "the folder of the socket %s has owner %u and mode %04o: it must be that of user %u, who runs this worker, "
+             "and nobody else may write there",
+             path.c_str(), (unsigned)owned.st_uid, (unsigned)(owned.st_mode & 07777), (unsigned)geteuid());
+    }
     flock(lock, LOCK_EX);
 
     const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
@@ -371,7 +400,7 @@ int listen_at(const std::string &path) {
     if (lstat(path.c_str(), &socket_file) == 0) {
         socket_ours = true;
     }
-    if (listen(fd, 16) != 0) {
+    if (listen(fd, 128) != 0) {
         fail(CODE_ARGUMENT, "the socket %s cannot be listened on: %s", path.c_str(), reason(errno).c_str());
     }
     close(lock);
@@ -417,28 +446,68 @@ const processors at_start;
 
 void serve(const std::shared_ptr<connection> &peer, request_queue &queue, uint64_t max_bundle) {
     open_connections++;
-    std::thread([peer, &queue, max_bundle] {
-        at_start.use_all();
-        read_messages(peer, queue, max_bundle);
+    try {
+        std::thread([peer, &queue, max_bundle] {
+            at_start.use_all();
+            read_messages(peer, queue, max_bundle);
+            open_connections--;
+        }).detach();
+    } catch (const std::system_error &e) {
         open_connections--;
-    }).detach();
+        fail(CODE_NO_MEMORY, "no thread can be had for the connection: %s", e.what());
+    }
+}
+
+// Serves a connection, or says why not.
+void take(int fd, bool spared, request_queue &queue, const options &o) {
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    std::shared_ptr<connection> peer;
+    try {
+        peer = std::make_shared<connection>(fd, fd, o.patience);
+    } catch (const std::bad_alloc &) {
+        close(fd);
+        return;
+    }
+    try {
+        try {
+            if (!spared) {
+                fail(CODE_LIMIT, "this worker has no descriptor left for a connection");
+            }
+            if (open_connections >= MAX_CONNECTIONS) {
+                fail(CODE_LIMIT, "this worker has %d connections, as many as it takes", MAX_CONNECTIONS);
+            }
+            serve(peer, queue, o.max_bundle);
+        } catch (const failure &f) {
+            peer->send(TYPE_ERROR | TYPE_REPLY, 0, error_text(f), nullptr, 0);
+        }
+    } catch (const std::bad_alloc &) {
+        // not even for the reason
+    }
 }
 
 void accept_connections(int listener, request_queue &queue, const options &o) {
+    // Held back, so that who comes when no descriptor is left can be told.
+    const auto hold_back = [] { return open("/dev/null", O_RDONLY | O_CLOEXEC); };
+    int spare = hold_back();
     for (;;) {
-        const int fd = accept(listener, nullptr, nullptr);
-        if (fd < 0) {
-            if (errno != EINTR && errno != ECONNABORTED) {
-                std::this_thread::sleep_for(std::chrono::milliseconds(100)); // out of descriptors: others will close
-            }
-            continue;
+        int fd = accept(listener, nullptr, nullptr);
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE) && spare >= 0) {
+            close(spare);
+            spare = -1;
+            fd = accept(listener, nullptr, nullptr); // waits for the next one: without a descriptor it does not
         }
-        fcntl(fd, F_SETFD, FD_CLOEXEC);
-        if (open_connections >= MAX_CONNECTIONS) {
-            close(fd);
-            continue;
+        if (fd < 0 && errno != EINTR && errno != ECONNABORTED) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(100)); // others will close theirs
         }
-        serve(std::make_shared<connection>(fd, fd, true, o.write_timeout_s * 1000), queue, o.max_bundle);
+        if (spare < 0) {
+            spare = hold_back();
+        }
+        if (fd >= 0) {
+            take(fd, spare >= 0, queue, o);
+        }
+        if (spare < 0) {
+            spare = hold_back();
+        }
     }
 }
 
@@ -455,11 +524,7 @@ std::shared_ptr<connection> take_standard_streams(const options &o) {
         close(null);
     }
     dup2(STDERR_FILENO, STDOUT_FILENO);
-
-    int type = 0;
-    socklen_t size = sizeof(type);
-    const bool is_socket = getsockopt(out, SOL_SOCKET, SO_TYPE, &type, &size) == 0;
-    return std::make_shared<connection>(in, out, is_socket, o.write_timeout_s * 1000);
+    return std::make_shared<connection>(in, out, o.patience);
 }
 
 // One line, whatever a file says: names in it may hold anything.
@@ -511,10 +576,11 @@ int run(const options &o) {
             service.connection_gone(*r.from, r.came);
         }
         bool stop = false;
-        if (r.what == request::BAD_FRAME) {
-            service.refuse_frame(r);
+        if (r.refused()) {
+            service.refuse(r);
             r.from->drop();
             if (streams) {
+                say_refusal(service::code_of(r), r.text);
                 return STATUS_BAD_STREAM;
             }
         } else if (r.what == request::END) {
@@ -541,7 +607,6 @@ int run(const options &o) {
 } // namespace
 
 int main(int argc, char **argv) {
-    watch_parent(getppid());
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); // a file that may not get longer is an error of write()
     signal(SIGTERM, on_signal);
@@ -552,12 +617,17 @@ int main(int argc, char **argv) {
         return STATUS_OK;
     }
     try {
+        watch_parent(getppid());
         const options o = parse_options(argc, argv);
         end(run(o));
     } catch (const failure &f) {
         say_refusal(f.code, f.message);
+    } catch (const std::bad_alloc &) {
+        say_refusal(CODE_NO_MEMORY, loaded ? "there is no memory to go on" : "there is no memory to start with");
+    } catch (const std::system_error &e) {
+        say_refusal(CODE_NO_MEMORY, std::string("no thread can be had: ") + e.what());
     } catch (const std::exception &e) {
         say_refusal(CODE_LOAD, e.what());
     }
-    end(STATUS_NOT_STARTED);
+    end(loaded ? STATUS_BAD_STREAM : STATUS_NOT_STARTED);
 }

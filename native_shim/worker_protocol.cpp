@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cinttypes>
+#include <climits>
 #include <cstdio>
 #include <cstring>
 #include <new>
@@ -44,9 +45,16 @@ void store_le(uint8_t *p, int bytes, uint64_t value) {
 // connection
 //
 
-connection::connection(int in, int out, bool is_socket, int write_timeout_ms)
-    : in_(in), out_(out), is_socket_(is_socket), write_timeout_ms_(write_timeout_ms) {
-    if (is_socket_) {
+static bool is_socket(int fd) {
+    int type = 0;
+    socklen_t size = sizeof(type);
+    return getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0;
+}
+
+connection::connection(int in, int out, const patience &patience)
+    : in_(in), out_(out), in_is_socket_(is_socket(in)), out_is_socket_(is_socket(out)), patience_(patience),
+      answered_(std::chrono::steady_clock::now()) {
+    if (out_is_socket_) {
         return;
     }
     // A write to a full pipe must be able to time out, but O_NONBLOCK on an inherited description would show in every
@@ -74,30 +82,68 @@ connection::~connection() {
 
 void connection::drop() {
     alive_ = false;
-    if (is_socket_) {
+    if (in_is_socket_) {
         shutdown(in_, SHUT_RDWR); // wakes a reader that waits
     }
 }
 
-size_t connection::read(void *data, size_t size) {
+// Waits until the descriptor is ready, or `until` has come: false.
+static bool wait_for(int fd, short what, std::optional<moment> until) {
+    for (;;) {
+        int64_t left = -1;
+        if (until) {
+            left = std::chrono::ceil<std::chrono::milliseconds>(*until - std::chrono::steady_clock::now()).count();
+            left = std::clamp<int64_t>(left, 0, INT_MAX);
+        }
+        pollfd wait = {fd, what, 0};
+        const int n = poll(&wait, 1, (int)left);
+        if (n > 0 || (n < 0 && errno != EINTR)) {
+            return true;
+        }
+        if (n == 0 && left < INT_MAX) {
+            return false;
+        }
+    }
+}
+
+size_t connection::read_some(void *data, size_t size, std::optional<moment> until) {
+    for (;;) {
+        // what is there already is taken without asking whether there is something; a pipe has no such read
+        ssize_t n = in_is_socket_ ? recv(in_, data, size, MSG_DONTWAIT)
+                    : wait_for(in_, POLLIN, until) ? ::read(in_, data, size) : 0;
+        if (n >= 0) {
+            return (size_t)n;
+        }
+        if (errno == EAGAIN || errno == EWOULDBLOCK) { // of a pipe: the peer has made the description so
+            if (!wait_for(in_, POLLIN, until)) {
+                return 0;
+            }
+        } else if (errno != EINTR) {
+            return 0;
+        }
+    }
+}
+
+size_t connection::read(void *data, size_t size, moment until) {
     size_t got = 0;
     while (got < size) {
-        const ssize_t n = ::read(in_, (uint8_t *)data + got, size - got);
-        if (n > 0) {
-            got += (size_t)n;
-        } else if (n == 0) {
-            break;
-        } else if (errno == EAGAIN || errno == EWOULDBLOCK) { // the peer may have made the description so
-            pollfd wait = {in_, POLLIN, 0};
-            poll(&wait, 1, -1);
-        } else if (errno != EINTR) {
+        const size_t n = read_some((uint8_t *)data + got, size - got, until);
+        if (n == 0) {
             break;
         }
+        got += n;
     }
     return got;
 }
 
-bool connection::write(iovec *parts, int count) {
+std::optional<moment> connection::idle_at() const {
+    if (patience_.idle.count() == 0) {
+        return std::nullopt;
+    }
+    return (owed_ > 0 ? std::chrono::steady_clock::now() : answered_.load()) + patience_.idle;
+}
+
+bool connection::write(iovec *parts, int count, moment until) {
     while (count > 0) {
         if (parts->iov_len == 0) {
             parts++;
@@ -107,10 +153,9 @@ bool connection::write(iovec *parts, int count) {
         msghdr message = {};
         message.msg_iov = parts;
         message.msg_iovlen = (decltype(message.msg_iovlen))count;
-        ssize_t n = is_socket_ ? sendmsg(out_, &message, MSG_DONTWAIT | MSG_NOSIGNAL) : writev(out_, parts, count);
+        ssize_t n = out_is_socket_ ? sendmsg(out_, &message, MSG_DONTWAIT | MSG_NOSIGNAL) : writev(out_, parts, count);
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-            pollfd wait = {out_, POLLOUT, 0};
-            if (poll(&wait, 1, write_timeout_ms_) == 0) {
+            if (!wait_for(out_, POLLOUT, until)) {
                 return false;
             }
         } else if (n < 0 && errno != EINTR) {
@@ -142,14 +187,14 @@ bool connection::send(uint16_t type, uint64_t request, const std::string &text, 
     // in one call, so that the peer wakes once
     iovec parts[] = {{header, sizeof(header)}, {(void *)text.data(), text.size()}, {(void *)bundle, bundle_size}};
     std::lock_guard<std::mutex> lock(write_mutex_);
-    if (!alive_) {
-        return false;
-    }
-    if (!write(parts, 3)) {
+    const auto now = std::chrono::steady_clock::now;
+    const bool sent = alive_ && write(parts, 3, now() + patience_.of(text.size() + bundle_size));
+    if (!sent) {
         drop();
-        return false;
     }
-    return true;
+    answered_ = now();
+    owed_--;
+    return sent;
 }
 
 //
@@ -216,13 +261,13 @@ std::string check_header(const uint8_t *h, uint64_t max_bundle) {
 }
 
 // Grows with the bytes that come, whatever length was declared.
-template <typename Buffer> bool read_body(connection &from, Buffer &buffer, uint64_t size) {
+template <typename Buffer> bool read_body(connection &from, Buffer &buffer, uint64_t size, moment until) {
     constexpr uint64_t piece = 1u << 20;
     while (buffer.size() < size) {
         const size_t have = buffer.size();
         const auto next = (size_t)std::min<uint64_t>(piece, size - have);
         buffer.resize(have + next);
-        const size_t got = from.read(&buffer[have], next);
+        const size_t got = from.read(&buffer[have], next, until);
         if (got < next) {
             buffer.resize(have + got);
             return false;
@@ -234,6 +279,7 @@ template <typename Buffer> bool read_body(connection &from, Buffer &buffer, uint
 } // namespace
 
 void read_messages(const std::shared_ptr<connection> &from, request_queue &queue, uint64_t max_bundle) {
+    const auto now = std::chrono::steady_clock::now;
     const auto give = [&](request::kind what, std::string text) {
         request r;
         r.from = from;
@@ -241,16 +287,42 @@ void read_messages(const std::shared_ptr<connection> &from, request_queue &queue
         r.text = std::move(text);
         queue.push(std::move(r));
     };
+    // A message of which no more comes: its sender is gone, or has stopped.
+    const auto give_part = [&](size_t got, size_t size, moment began, moment until) {
+        char text[160];
+        if (now() < until) {
+            snprintf(text, sizeof(text), "the input ended after %zu of the %zu bytes of a %s", got, size,
+                     size == HEADER_BYTES ? "header" : "message");
+            give(request::CUT, text);
+        } else {
+            const auto waited = std::chrono::duration_cast<std::chrono::seconds>(until - began).count();
+            snprintf(text, sizeof(text), "only %zu of the %zu bytes of a %s came in %lld seconds", got, size,
+                     size == HEADER_BYTES ? "header" : "message", (long long)waited);
+            give(request::BAD_FRAME, text);
+        }
+    };
     try {
         for (;;) {
             queue.wait_for_room();
             uint8_t header[HEADER_BYTES];
-            const size_t got = from->alive() ? from->read(header, sizeof(header)) : 0;
+            size_t got = 0;
+            std::optional<moment> idle = from->idle_at();
+            while (from->alive() && (got = from->read_some(header, sizeof(header), idle)) == 0 && idle &&
+                   now() >= *idle) {
+                idle = from->idle_at(); // an answer may have gone out since
+                if (now() >= *idle) {
+                    give(request::IDLE, "nothing came for " + std::to_string(from->limits().idle.count()) + " seconds");
+                    return;
+                }
+            }
             if (got == 0) {
                 break;
             }
+            const moment began = now();
+            moment until = began + from->limits().stall;
+            got += from->read(header + got, sizeof(header) - got, until);
             if (got < sizeof(header)) {
-                give(request::CUT, "the input ended after " + std::to_string(got) + " of the 32 bytes of a header");
+                give_part(got, sizeof(header), began, until);
                 return;
             }
             std::string unsound = check_header(header, max_bundle);
@@ -263,15 +335,16 @@ void read_messages(const std::shared_ptr<connection> &from, request_queue &queue
             r.type = (uint16_t)load_le(header + 4, 2);
             r.id = load_le(header + 8, 8);
             const uint64_t text_bytes = load_le(header + 16, 4), bundle_bytes = load_le(header + 24, 8);
-            if (!read_body(*from, r.text, text_bytes) || !read_body(*from, r.bundle, bundle_bytes)) {
-                give(request::CUT, "the input ended after " + std::to_string(HEADER_BYTES + r.bytes()) + " of the " +
-                                       std::to_string(HEADER_BYTES + text_bytes + bundle_bytes) + " bytes of a message");
+            until = began + from->limits().of(text_bytes + bundle_bytes);
+            if (!read_body(*from, r.text, text_bytes, until) || !read_body(*from, r.bundle, bundle_bytes, until)) {
+                give_part(HEADER_BYTES + r.bytes(), HEADER_BYTES + text_bytes + bundle_bytes, began, until);
                 return;
             }
+            from->asked();
             queue.push(std::move(r));
         }
     } catch (const std::bad_alloc &) {
-        give(request::BAD_FRAME, "there is no memory for the message");
+        give(request::NO_MEMORY, "there is no memory for the message");
         return;
     }
     give(request::END, "");

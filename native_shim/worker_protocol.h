@@ -44,50 +44,72 @@ enum message_type : uint16_t {
     TYPE_REPLY = 0x8000, // bit 15
 };
 
+using moment = std::chrono::steady_clock::time_point;
+
+// How long a peer may keep the worker waiting.
+struct patience {
+    std::chrono::seconds stall{30}; // for a message under way, whichever way; its bytes add to that
+    std::chrono::seconds idle{0};   // between messages, while no answer is owed; 0: for ever
+
+    std::chrono::seconds of(uint64_t bytes) const { return stall + std::chrono::seconds(bytes >> 24); } // 16 MiB: 1 s
+};
+
 // One peer. Its reader thread and the computing thread share it; the descriptors close with the last of them.
 class connection {
 public:
     // Takes over the descriptors (they may be the same, a socket).
-    connection(int in, int out, bool is_socket, int write_timeout_ms);
+    connection(int in, int out, const patience &patience);
     ~connection();
     connection(const connection &) = delete;
     connection &operator=(const connection &) = delete;
 
-    // Reads `size` bytes, fewer only at the end of the input or on an error. Returns how many.
-    size_t read(void *data, size_t size);
+    // Reads what is there, up to `size` bytes, and waits for the first of them. 0: the input has ended, an error, or
+    // `until` has come.
+    size_t read_some(void *data, size_t size, std::optional<moment> until);
+    // Reads `size` bytes, fewer only for the same reasons.
+    size_t read(void *data, size_t size, moment until);
 
-    // Writes a whole message. A peer that takes no byte for the time allowed, or that is gone, loses its connection.
+    // Writes a whole message, the answer to one request. A peer that takes too long, or that is gone, loses its
+    // connection.
     bool send(uint16_t type, uint64_t request, const std::string &text, const uint8_t *bundle, size_t bundle_size);
 
     void drop(); // no more reading or writing, for either thread
     bool alive() const { return alive_; }
 
+    // When a peer of which nothing comes counts as idle, as things are now; none: never.
+    std::optional<moment> idle_at() const;
+    void asked() { owed_++; } // a request has come, which send() answers
+
+    const patience &limits() const { return patience_; }
+
     int minor = -1; // of the version agreed on, -1: no hello has been answered; only the computing thread looks at it
 
 private:
-    bool write(iovec *parts, int count);
+    bool write(iovec *parts, int count, moment until);
 
     int in_, out_;
-    bool is_socket_;
-    int write_timeout_ms_;
+    bool in_is_socket_, out_is_socket_;
+    patience patience_;
     std::atomic<bool> alive_{true};
+    std::atomic<int> owed_{0};
+    std::atomic<moment> answered_;
     std::mutex write_mutex_;
 };
 
-using moment = std::chrono::steady_clock::time_point;
-
 struct request {
-    enum kind { MESSAGE, BAD_FRAME, END, CUT }; // CUT: the input ended within a message
+    // CUT: the input ended within a message. The connection of what is refused (BAD_FRAME, IDLE, NO_MEMORY) is closed.
+    enum kind { MESSAGE, BAD_FRAME, IDLE, NO_MEMORY, END, CUT };
 
     std::shared_ptr<connection> from;
     kind what = MESSAGE;
     uint16_t type = 0;
     uint64_t id = 0;
-    std::string text;            // BAD_FRAME, CUT: the sentence
+    std::string text;            // of what is no MESSAGE: the sentence
     std::vector<uint8_t> bundle;
     moment came; // into the queue
 
     size_t bytes() const { return text.size() + bundle.size(); }
+    bool refused() const { return what == BAD_FRAME || what == IDLE || what == NO_MEMORY; }
 };
 
 // First in, first out, from all connections to the one thread that computes.
@@ -107,7 +129,7 @@ private:
     size_t bytes_ = 0;
 };
 
-// The reader thread of a connection: messages into the queue until the input ends or a header is unsound.
+// The reader thread of a connection: messages into the queue until the input ends or is given up.
 void read_messages(const std::shared_ptr<connection> &from, request_queue &queue, uint64_t max_bundle);
 
 } // namespace worker

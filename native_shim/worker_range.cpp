@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <iterator>
 #include <memory>
 #include <sstream>
@@ -22,6 +23,11 @@ template <typename T> T boundary_struct() {
     t.size = sizeof(T);
     t.abi = LLAMA_BOUNDARY_ABI;
     return t;
+}
+
+// Out of memory is no status of the library's: it says so in its sentence.
+int code_of(int32_t status, const llama_boundary_error &error) {
+    return strstr(error.message, "bad_alloc") ? (int)CODE_NO_MEMORY : status;
 }
 
 std::string recipe_text_of(const llama_context *ctx, int32_t part, uint8_t *fingerprint) {
@@ -150,7 +156,7 @@ private:
     static session_result checked(int32_t status, const llama_session_result &found, const llama_boundary_error &error,
                                   const std::optional<session_id> &id) {
         if (status != LLAMA_BOUNDARY_OK && status != LLAMA_BOUNDARY_ERROR_SESSION) {
-            fail(status, "%s", error.message);
+            fail(code_of(status, error), "%s", error.message);
         }
         session_result result = result_of(found);
         if (status == LLAMA_BOUNDARY_ERROR_SESSION) {
@@ -217,7 +223,7 @@ public:
             forget_if_empty(); // what was computed has been cut off again
         }
         if (status != LLAMA_BOUNDARY_OK) {
-            fail(status, "%s", error.message);
+            fail(code_of(status, error), "%s", error.message);
         }
         auto times = boundary_struct<llama_boundary_timings>();
         llama_boundary_get_timings(ctx_, &times);
@@ -234,7 +240,7 @@ public:
         size_t size = 0;
         const int32_t status = llama_boundary_output(ctx_, &wanted, &data, &size, &error);
         if (status != LLAMA_BOUNDARY_OK) {
-            fail(status, "%s", error.message);
+            fail(code_of(status, error), "%s", error.message);
         }
         return {(const uint8_t *)data, size};
     }
@@ -319,7 +325,7 @@ public:
 private:
     // Memory that the sessions leave empty is zeroed by the library itself.
     [[noreturn]] void fail_decode(int32_t status, const llama_boundary_error &error) const {
-        failure f(status, error.message);
+        failure f(code_of(status, error), error.message);
         auto found = boundary_struct<llama_session_result>();
         if (status == LLAMA_BOUNDARY_ERROR_SESSION && llama_session_decoded(ctx_, &found) == LLAMA_BOUNDARY_OK) {
             session_result result = result_of(found);

@@ -7,6 +7,7 @@
 #include <cinttypes>
 #include <exception>
 #include <fstream>
+#include <new>
 
 #include <unistd.h>
 
@@ -41,8 +42,7 @@ service::service(engine &engine, const session_options &sessions, uint64_t max_b
     bb_config_init(&config_);
 }
 
-void service::send_error(connection &to, uint64_t id, const failure &f) {
-    counters_.errors++;
+std::string error_text(const failure &f) {
     json text = {{"code", f.code}, {"name", code_name(f.code)}, {"message", f.message}};
     if (!f.bundle_error.empty()) {
         text["bundle_error"] = f.bundle_error;
@@ -64,12 +64,25 @@ void service::send_error(connection &to, uint64_t id, const failure &f) {
         text["major"] = MAJOR;
         text["minors"] = MINORS;
     }
-    to.send(TYPE_ERROR | TYPE_REPLY, id, text.dump(-1, ' ', true, json::error_handler_t::replace), nullptr, 0);
+    return text.dump(-1, ' ', true, json::error_handler_t::replace);
 }
 
-void service::refuse_frame(const request &r) {
+void service::send_error(connection &to, uint64_t id, const failure &f) {
+    counters_.errors++;
+    to.send(TYPE_ERROR | TYPE_REPLY, id, error_text(f), nullptr, 0);
+}
+
+int service::code_of(const request &refused) {
+    switch (refused.what) {
+    case request::IDLE: return CODE_LIMIT;
+    case request::NO_MEMORY: return CODE_NO_MEMORY;
+    default: return CODE_FRAME;
+    }
+}
+
+void service::refuse(const request &r) {
     counters_.requests++;
-    send_error(*r.from, 0, failure(CODE_FRAME, r.text));
+    send_error(*r.from, 0, failure(code_of(r), r.text));
 }
 
 bool service::answer(request &r) {
@@ -84,6 +97,8 @@ bool service::answer(request &r) {
         return r.type == TYPE_SHUTDOWN;
     } catch (const failure &f) {
         send_error(*r.from, r.id, f);
+    } catch (const std::bad_alloc &) {
+        send_error(*r.from, r.id, failure(CODE_NO_MEMORY, "there is no memory for the request or its answer"));
     } catch (const std::exception &e) {
         send_error(*r.from, r.id, failure(CODE_COMPUTE, std::string("the request failed: ") + e.what()));
     }
@@ -429,7 +444,11 @@ service::reply service::decode(request &r) {
     counters_.bundle_bytes_in += r.bundle.size();
     counters_.bundle_bytes_out += reply.bundle.size;
     if (under_sessions) {
-        sessions_.keep_answer(wishes, std::move(r.bundle), reply.text, reply.bundle);
+        try {
+            sessions_.keep_answer(wishes, std::move(r.bundle), reply.text, reply.bundle);
+        } catch (const std::bad_alloc &) {
+            sessions_.forget_answers(); // which take memory themselves; this one is sent all the same
+        }
     }
     return reply;
 }

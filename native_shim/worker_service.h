@@ -9,14 +9,18 @@
 
 namespace worker {
 
+// The text of an error message.
+std::string error_text(const failure &f);
+
 class service {
 public:
     service(engine &engine, const session_options &sessions, uint64_t max_bundle);
 
     // Answers one message. True when it was a shutdown and the worker is to end.
     bool answer(request &r);
-    // Answers an unsound header.
-    void refuse_frame(const request &r);
+    // Answers what is no message, before its connection is closed.
+    void refuse(const request &r);
+    static int code_of(const request &refused);
 
     // What nobody holds any more is released after a while; the clock is the caller's.
     void connection_gone(const connection &who, moment when) { sessions_.connection_gone(who, when); }

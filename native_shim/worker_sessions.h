@@ -124,6 +124,7 @@ public:
     const kept_answer *answer_again(const decode_wishes &wishes, const std::vector<uint8_t> &bundle) const;
     void keep_answer(const decode_wishes &wishes, std::vector<uint8_t> bundle, const json &text, byte_view output);
     void batch_failed();
+    void forget_answers() { answers_.forget_all(); }
 
     void forget_all();
 

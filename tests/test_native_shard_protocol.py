@@ -278,7 +278,7 @@ def shards(patched_build: NativeBuild, smollm2: Path) -> Iterator[list[Process]]
 def listening(patched_build: NativeBuild, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """Layers 0 to 2 on a socket; quick to load."""
     path = tmp_path_factory.mktemp("worker") / "s"
-    process = Process(patched_build.worker, smollm2, "--range", "0:2", "--write-timeout", "1", path=path)
+    process = Process(patched_build.worker, smollm2, "--range", "0:2", "--stall", "1", path=path)
     yield process
     process.close()
 

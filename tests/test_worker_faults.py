@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import resource
+import select
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +23,17 @@ from test_native_shard_protocol import (
     DECODE,
     DESCRIBE,
     DETOKENIZE,
+    HEADER,
     HELLO,
     RESTORE,
     STATISTICS,
     TOKENIZE,
+    Answer,
+    Closed,
     Peer,
     Process,
+    message,
+    until,
 )
 
 from boundary_bundle import encode
@@ -33,7 +42,7 @@ from boundary_bundle.shards import protocol, service_protocol, tiny_models
 
 pytestmark = pytest.mark.shards
 
-LIMIT, JSON = 8, 21
+LIMIT, JSON, FRAME, NO_MEMORY = 8, 21, 22, 23
 SMALL = ("--ctx", "256", "--batch", "16", "--ubatch", "8", "--seqs", "2")
 
 
@@ -183,3 +192,178 @@ def test_a_long_text_takes_nothing_with_it(split: Process) -> None:
     for _ in range(3):
         split.peer.expect(TOKENIZE, {"text": "7" * 100_000})
     assert split.resident() - before < 30 << 20
+
+
+#
+# peers that stop
+#
+
+
+def closed(peer: Peer) -> Answer:
+    """The last word that a worker says on a connection, which it then closes."""
+    answer = peer.receive()
+    assert answer.request == 0, answer
+    with pytest.raises(Closed):
+        peer.receive()
+    peer.close()
+    return answer
+
+
+@pytest.fixture(scope="module")
+def strict(
+    patched_build: NativeBuild, tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Process]:
+    """One with little patience, on a socket."""
+    path = tmp_path_factory.mktemp("strict") / "s"
+    with running(patched_build, tiny["tied"], "--stall", "1", path=path) as process:
+        yield process
+
+
+def test_half_a_message_and_then_nothing(strict: Process) -> None:
+    """Catches a reader that waits for the rest of a message for ever: with all connections taken so, nobody else would
+    be served."""
+    before = sound(strict)
+    whole = message(DECODE, {"logits": True}, encode(strict.batch([1], 0)), 7)
+    begun = []
+    for cut in (1, 31, 32, 33, 60, len(whole) - 1):
+        begun.append((cut, strict.connect()))
+        begun[-1][1].write(whole[:cut])
+    for cut, peer in begun:
+        answer = closed(peer)
+        assert answer.code == FRAME
+        part = f"only {cut} of the {len(whole)} bytes of a message" if cut >= 32 else f"only {cut} of the 32 bytes"
+        assert answer.text["message"].startswith(part)
+        assert answer.text["message"].endswith("came in 1 seconds")
+    assert sound(strict) == before
+
+
+def test_a_message_that_never_gets_to_its_end(strict: Process) -> None:
+    """Catches a limit on the time between two bytes: a byte now and then would hold a connection for days."""
+    peer = strict.connect()
+    for byte in message(STATISTICS, {"x": "y" * 2000}, b"", 7):
+        peer.write(bytes([byte]))
+        if select.select([peer.reader], [], [], 0.05)[0]:
+            break
+    assert closed(peer).code == FRAME
+    sound(strict)
+
+
+def test_half_a_message_on_the_streams(patched_build: NativeBuild, tiny: dict[str, Path]) -> None:
+    """Catches a worker that stays with a driver that has stopped within a message; it ends and says why."""
+    with running(patched_build, tiny["tied"], "--stall", "1") as process:
+        process.peer.write(message(STATISTICS, None, b"", 7)[:9])
+        assert process.peer.receive().code == FRAME
+        assert process.wait() == 3
+        said = b"shard_worker: error 22 frame: only 9 of the 32 bytes of a header came in 1 seconds\n"
+        assert process.stderr.read() == said
+
+
+def test_a_reader_that_takes_its_time(strict: Process) -> None:
+    """Catches an answer that a few bytes now and then keep under way: everybody waits for it. Slow is allowed, within
+    the limit."""
+    before = sound(strict)
+    slow, quick = strict.connect(), strict.connect()
+    slow.send(DETOKENIZE, {"tokens": [100] * 150_000})
+    for request in range(50, 60):
+        quick.send(STATISTICS, request=request)
+    taken = bytearray()
+    while not select.select([quick.reader], [], [], 0.05)[0]:
+        taken += os.read(slow.reader, 512)
+        assert len(taken) < 200_000, "nobody else is answered"
+    assert [quick.receive().request for _ in range(50, 60)] == list(range(50, 60))
+    with pytest.raises(Closed):
+        slow._read(1 << 20)
+    piece = strict.connect()
+    piece.send(DESCRIBE, {"tensors": True})
+    head = b"".join(piece._read(1) for _ in range(HEADER.size))
+    text = b"".join(piece._read(1) for _ in range(HEADER.unpack(head)[4]))
+    assert len(json.loads(text)["tensors"]) > 60
+    for peer in (slow, quick, piece):
+        peer.close()
+    assert sound(strict) == before
+
+
+def test_a_peer_that_says_nothing(patched_build: NativeBuild, tiny: dict[str, Path], tmp_path: Path) -> None:
+    """Catches a connection that is kept for ever for nobody, and one that is closed while its peer waits for an
+    answer (this one takes seconds: the square of the text's length)."""
+    with running(patched_build, tiny["tied"], "--idle", "1", path=tmp_path / "s") as process:
+        answer = closed(process.connect())
+        assert (answer.code, answer.text["message"]) == (LIMIT, "nothing came for 1 seconds")
+        peer = process.connect(greet=False)
+        peer.expect(HELLO, {"major": 1, "minors": [1]})
+        assert len(peer.expect(TOKENIZE, {"text": "7" * 131_072}).text["tokens"]) > 131_072
+        peer.expect(STATISTICS)
+        assert closed(peer).code == LIMIT
+        assert process.connect().expect(STATISTICS)
+    with running(patched_build, tiny["tied"], "--idle", "1") as process:
+        assert process.peer.receive().code == LIMIT
+        assert process.wait() == 3
+        assert process.stderr.read() == b"shard_worker: error 8 limit: nothing came for 1 seconds\n"
+
+
+def test_a_hundred_connections_at_once(listening: Process) -> None:
+    """Catches threads and descriptors without a limit, and one too many that is closed without a word. Those that are
+    served are all answered, and make room when they go."""
+    until_alone(listening)
+    before = sound(listening)
+    peers = [listening.connect(greet=False) for _ in range(100)]
+    served, refused = [], []
+    for request, peer in enumerate(peers):
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            peer.send(HELLO, {"major": 1, "minors": [1]}, request=1000 + request)
+    for request, peer in enumerate(peers):
+        answer = peer.receive()
+        if answer.code is None:
+            assert answer.request == 1000 + request
+            served.append(peer)
+        else:
+            told = (answer.request, answer.code, answer.text["message"])
+            assert told == (0, LIMIT, "this worker has 64 connections, as many as it takes")
+            refused.append(peer)
+    assert (len(served), len(refused)) == (63, 37)  # and the one that is there already
+    for peer in served:
+        peer.expect(STATISTICS)
+    for peer in peers:
+        peer.close()
+    until_alone(listening)
+    assert sound(listening, listening.connect()) == before
+
+
+def until_alone(process: Process) -> None:
+    """Until the worker has closed what others have left: a socket that listens and a connection are its only two."""
+
+    def alone() -> bool:
+        links = (Path(f"/proc/{process.pid}/fd") / name for name in os.listdir(f"/proc/{process.pid}/fd"))
+        with contextlib.suppress(FileNotFoundError):
+            return sum(os.readlink(link).startswith("socket:") for link in links) == 2
+        return False
+
+    until(alone, "the end of other connections")
+
+
+def cpu_seconds(pid: int) -> float:
+    words = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_descriptors_run_out(patched_build: NativeBuild, tiny: dict[str, Path], tmp_path: Path) -> None:
+    """Catches an accept that fails again and again as fast as it can, a peer that waits for a connection that nobody
+    takes, and a worker that stays deaf when there are descriptors again."""
+    with running(patched_build, tiny["tied"], path=tmp_path / "s") as process:
+        before = sound(process)
+        used = len(os.listdir(f"/proc/{process.pid}/fd"))
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (used + 2, 4096))
+        peers = [process.connect(greet=False) for _ in range(6)]
+        answers = []
+        for peer in peers:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                peer.send(HELLO, {"major": 1, "minors": [1]})
+            answers.append(peer.receive())
+        assert [answer.code for answer in answers] == [None, None, *[LIMIT] * 4]
+        assert answers[-1].text["message"] == "this worker has no descriptor left for a connection"
+        began = cpu_seconds(process.pid)
+        time.sleep(1)
+        assert cpu_seconds(process.pid) - began < 0.5
+        peers[0].expect(STATISTICS)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (4096, 4096))
+        assert sound(process, process.connect()) == before

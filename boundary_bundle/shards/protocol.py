@@ -63,6 +63,7 @@ ERRORS = {
     20: "protocol",
     21: "json",
     22: "frame",
+    23: "no_memory",
 }
 
 
