@@ -207,6 +207,32 @@ options parse_options(int argc, char **argv) {
 }
 
 //
+// no memory left
+//
+
+// Address space that is given back then: to end what a request has built takes memory too (a JSON list moves its elements
+// to end them), and a destructor that finds none ends the process. One part is for an allocation that may be such a one,
+// after which others are refused; the other for what follows from a refusal.
+constexpr size_t SPARE_MEMORY = 32u << 20;
+std::atomic<void *> spare_memory[2] = {};
+
+void hold_spare_memory() { // by one thread
+    for (std::atomic<void *> &part : spare_memory) {
+        if (!part) {
+            part = malloc(SPARE_MEMORY);
+        }
+    }
+}
+
+void on_no_memory() {
+    void *part = spare_memory[std::uncaught_exceptions() > 0].exchange(nullptr);
+    if (!part) {
+        throw std::bad_alloc();
+    }
+    free(part); // the allocation is tried again
+}
+
+//
 // the socket and its file
 //
 
@@ -553,18 +579,19 @@ int run(const options &o) {
         computing = true;
         engine->warm_up();
     }
-    loaded = true;
     service service(*engine, o.sessions, o.max_bundle);
     auto &queue = *new request_queue; // outlives this function: reader threads hold on to it
-    fprintf(stderr, "shard_worker: ready\n");
-
     if (streams) {
         serve(streams, queue, o.max_bundle);
     } else {
         std::thread(accept_connections, listener, std::ref(queue), std::cref(o)).detach();
     }
+    std::set_new_handler(on_no_memory);
+    loaded = true;
+    fprintf(stderr, "shard_worker: ready\n");
 
     for (;;) {
+        hold_spare_memory();
         std::optional<request> next = queue.pop(service.next_release());
         // a message counts as of when it came, however long it has waited for its turn
         service.release_abandoned(next ? next->came : std::chrono::steady_clock::now());

@@ -5,9 +5,13 @@
 
 namespace worker {
 
-// Looks at what opens and closes outside of strings, and so need not know what else is wrong with the text.
-static void check_depth(const std::string &text) {
-    size_t depth = 0;
+// A value's share of what reading and ending a text takes, more or less.
+constexpr size_t BYTES_PER_VALUE = 128;
+
+// Looks at what opens, closes and parts outside of strings, and so need not know what else is wrong with the text.
+// Returns how many values there are, about.
+static size_t check_depth(const std::string &text) {
+    size_t depth = 0, values = 1;
     bool in_string = false;
     for (size_t i = 0; i < text.size(); i++) {
         const char c = text[i];
@@ -16,7 +20,10 @@ static void check_depth(const std::string &text) {
             in_string = c != '"';
         } else if (c == '"') {
             in_string = true;
+        } else if (c == ',') {
+            values++;
         } else if (c == '{' || c == '[') {
+            values++;
             if (++depth > MAX_DEPTH) {
                 fail(CODE_JSON, "the text is nested more than %zu deep at byte %zu", MAX_DEPTH, i);
             }
@@ -24,13 +31,22 @@ static void check_depth(const std::string &text) {
             depth--;
         }
     }
+    return values;
+}
+
+// Ending a list takes memory too, and where a destructor finds none the process ends. So that much is asked for before
+// there is anything to be ended. Throws std::bad_alloc.
+static void check_memory(size_t values) {
+    volatile char *whole = new char[values * BYTES_PER_VALUE]; // volatile: or it would not be asked for at all
+    *whole = 0;
+    delete[] whole;
 }
 
 json parse(const std::string &text) {
     if (text.empty()) {
         return json::object();
     }
-    check_depth(text);
+    check_memory(check_depth(text));
     json object = json::parse(text, nullptr, false);
     if (object.is_discarded()) {
         fail(CODE_JSON, "the text of %zu bytes is not JSON", text.size());

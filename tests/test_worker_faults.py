@@ -10,8 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import select
+import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +28,9 @@ from test_native_shard_protocol import (
     DETOKENIZE,
     HEADER,
     HELLO,
+    PATIENCE,
     RESTORE,
+    SESSIONS,
     STATISTICS,
     TOKENIZE,
     Answer,
@@ -42,7 +47,7 @@ from boundary_bundle.shards import protocol, service_protocol, tiny_models
 
 pytestmark = pytest.mark.shards
 
-LIMIT, JSON, FRAME, NO_MEMORY = 8, 21, 22, 23
+BUNDLE, POSITION, LIMIT, FULL, COMPUTE, JSON, FRAME, NO_MEMORY = 5, 7, 8, 9, 10, 21, 22, 23
 SMALL = ("--ctx", "256", "--batch", "16", "--ubatch", "8", "--seqs", "2")
 
 
@@ -367,3 +372,123 @@ def test_descriptors_run_out(patched_build: NativeBuild, tiny: dict[str, Path], 
         peers[0].expect(STATISTICS)
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (4096, 4096))
         assert sound(process, process.connect()) == before
+
+
+#
+# memory
+#
+
+
+def address_space(pid: int) -> int:
+    return int(re.search(r"VmSize:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1]) << 10  # type: ignore[index]
+
+
+def ended_with_a_reason(process: Process) -> bool:
+    """Whether the worker is gone; then it has said why, and by one of the statuses that are promised."""
+    if process.popen.poll() is None:
+        return False
+    said = process.stderr.read().decode()
+    if process.popen.returncode == 3:
+        assert "shard_worker: error 23 no_memory: " in said
+    else:
+        assert process.popen.returncode == -signal.SIGABRT, (process.popen.returncode, said)
+        assert "shard_worker: stopped by a fault: " in said
+    return True
+
+
+@pytest.mark.parametrize("spare", [0, 3, 9, 40])
+def test_memory_runs_out_for_requests(
+    patched_build: NativeBuild, tiny: dict[str, Path], tmp_path: Path, spare: int
+) -> None:
+    """Catches an allocation that fails and ends the worker without a word, a peer that waits for an answer then, and a
+    worker that ends although there are megabytes for what is small: a destructor that finds no memory does that.
+    When there is memory again, what the worker still holds is as it was."""
+    with running(patched_build, tiny["tied"], "--state-dir", str(tmp_path), path=tmp_path / "s") as process:
+        before = sound(process)
+        answers = []
+        resource.prlimit(
+            process.pid, resource.RLIMIT_AS, (address_space(process.pid) + (spare << 20), resource.RLIM_INFINITY)
+        )
+        large = bytes(32 << 20)
+        asked: list[tuple[int, object, bytes]] = [
+            (TOKENIZE, {"text": "7" * 20_000}, b""),
+            (DETOKENIZE, {"tokens": [100] * 150_000}, b""),
+            (STATISTICS, b'{"x":[' + b"[]," * 300_000 + b"[]]}", b""),
+            (DECODE, {"logits": True}, encode(process.batch([5] * 16, 0, select="all"))),
+            (SESSIONS, {}, b""),
+            (DECODE, {}, large),
+        ]
+        for type, text, bundle in asked:
+            # the first few on what is there already, the last on connections of their own
+            for peer in (process.peer, None):
+                with contextlib.suppress(Closed, OSError):
+                    own = peer or process.connect(greet=False)
+                    if peer is None:
+                        own.send(HELLO, {"major": 1, "minors": [1]})
+                        answers.append(own.receive().code)
+                        if answers[-1] is not None:
+                            own.close()
+                            continue
+                    own.send(type, text, bundle)
+                    answers.append(own.receive().code)
+                    if peer is None:
+                        own.close()
+        if ended_with_a_reason(process):
+            assert spare < 20, answers
+            return
+        assert set(answers) <= {None, BUNDLE, LIMIT, COMPUTE, FULL, POSITION, NO_MEMORY}
+        if spare < 9:
+            assert NO_MEMORY in answers
+        resource.prlimit(process.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert sound(process, process.connect()) == before
+
+
+def test_memory_runs_out_while_loading(patched_build: NativeBuild, tiny: dict[str, Path]) -> None:
+    """Catches a start without memory that hangs, dies by a signal or says nothing. Below what the system's loader
+    takes the program does not run at all."""
+    command = [str(patched_build.worker), "--model", str(tiny["tied"]), *SMALL]
+    results = set()
+    for megabytes in range(8, 160, 8):
+        limit = megabytes << 20
+        done = subprocess.run(
+            ["sh", "-c", f'ulimit -v {limit >> 10} && exec "$@"', "sh", *command],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        said = done.stderr.decode()
+        if done.returncode == 127 or "error while loading shared libraries" in said:
+            continue
+        results.add(done.returncode)
+        if done.returncode == 0:
+            assert said == "shard_worker: ready\n"
+        else:
+            assert (done.returncode, said.count("\n")) == (2, 1), said
+            assert said.startswith("shard_worker: error "), said
+    assert results == {0, 2}
+
+
+def test_a_length_is_looked_at_before_memory_is_taken(listening: Process) -> None:
+    """Catches an allocation of what a header declares: over a limit it is refused, below it memory follows the bytes."""
+    before = sound(listening)
+    space = address_space(listening.pid)
+    for lengths in ({"text_length": (1 << 20) + 1}, {"bundle_length": (1 << 30) + 1}, {"bundle_length": 1 << 63}):
+        peer = listening.connect()
+        peer.write(message(DECODE, None, b"", 1, **lengths))
+        answer = closed(peer)
+        assert (answer.code, "over the limit of" in answer.text["message"]) == (FRAME, True)
+    peers = [listening.connect() for _ in range(20)]
+    for peer in peers:
+        peer.write(message(DECODE, None, b"x" * 1000, 1, bundle_length=1 << 30))
+    assert sound(listening) == before
+    assert address_space(listening.pid) - space < 20 * (80 << 20) + (64 << 20)  # threads, and an arena for each
+    assert listening.resident() < 200 << 20
+    for peer in peers:
+        peer.close()
+    # what a bundle declares of itself
+    for lengths in (b"\xff" * 64, b"\xff" * 8):
+        bundle = bytearray(encode(listening.batch([5, 17, 101], 0)))
+        bundle[-len(lengths) - 100 : -100] = lengths
+        assert listening.peer.ask(DECODE, None, bytes(bundle)).code == BUNDLE
+    assert sound(listening) == before
