@@ -1147,6 +1147,31 @@ def test_half_a_save_is_none(saving: Cluster, tmp_path: Path) -> None:
             session.restore("kept")
 
 
+def test_a_save_that_cannot_be_written(saving: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk without the file's name, or a half that is taken for a whole."""
+    with driver(saving, state_dir=tmp_path) as pipeline:
+        session = pipeline.open(IDS[0])
+        extend(saving, session, [1, 2])
+        session.save("kept")
+
+        def full(path: Path, parts: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(sessions_module, "write_whole", full)
+            with pytest.raises(PipelineError, match=rf"^cannot write {tmp_path}/kept\.json: No space left on device$"):
+                session.save("kept")
+        with pytest.raises(PipelineError, match="nothing is saved as 'kept'"):
+            session.restore("kept")
+        extend(saving, session, [3])
+        session.save("kept")
+        (tmp_path / "kept.json").unlink()
+        (tmp_path / "kept.json").mkdir()
+        with pytest.raises(PipelineError, match=rf"^cannot replace {tmp_path}/kept\.json: Is a directory$"):
+            session.save("kept")
+        extend(saving, session, [4])
+
+
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", ".hidden", "a" * 101, "a\0b", "ä"])
 def test_names_are_plain(saving: Cluster, tmp_path: Path, name: str) -> None:
     with driver(saving, state_dir=tmp_path) as pipeline:

@@ -515,8 +515,6 @@ class Service:
             return _described(code, error.message, operation, details)
         if isinstance(error, PipelineError):
             return _described(6, str(error), operation)
-        if isinstance(error, OSError):  # such as a full disk, when a session is saved
-            return _described(6, _reason(error), operation)
         self._log(f"{operation} failed: {type(error).__name__}: {error}")
         return _described(9, f"{type(error).__name__}: {error}", operation)
 

@@ -156,7 +156,7 @@ class Session:
     def save(self, name: str) -> None:
         """Write it to files: every shard NAME.START-END.bundle in its state folder, the driver NAME.json in its own.
 
-        Raises PipelineError, WorkerError, and OSError for the driver's file. Until all of them are written there is
+        Raises PipelineError, also for the driver's file, and WorkerError. Until all of them are written there is
         nothing saved under the name.
         """
         self._pipeline._save(self, name)
@@ -931,7 +931,10 @@ class SessionPipeline:
         with self._operation():
             self._require_open(session)
             # Without it there is nothing saved: half of the shards' files may be older than the others.
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise PipelineError(f"cannot replace {path}: {error.strerror}") from None
             self._with_hot([session], save)
             tokens = np.asarray(session.tokens, np.int32)
             content = {
@@ -943,7 +946,10 @@ class SessionPipeline:
                 "tokens": session.tokens,
                 "sha256": hashlib.sha256(tokens.astype("<i4").tobytes()).hexdigest(),
             }
-            write_whole(path, [json.dumps(content).encode("ascii")])
+            try:
+                write_whole(path, [json.dumps(content).encode("ascii")])
+            except OSError as error:  # such as a full disk
+                raise PipelineError(f"cannot write {path}: {error.strerror or error}") from None
             self._event("save", session, epoch=session.epoch, position=session.position, name=name)
 
     def _read(self, session: Session, name: str) -> tuple[list[int], int]:

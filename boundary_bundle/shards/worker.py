@@ -516,8 +516,15 @@ class LocalWorker(Worker):
         command += [*self.settings.arguments(), *extra, "--stdio"]
         if state_dir is not None:
             command += ["--state-dir", str(state_dir)]
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
-        self._socket, theirs = socket.socketpair()
+        try:
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
+        except OSError as error:  # such as a full disk
+            raise self._unstarted(program, error) from None
+        try:
+            self._socket, theirs = socket.socketpair()
+        except OSError as error:  # such as no descriptors left
+            self._errors.close()
+            raise self._unstarted(program, error) from None
         try:
             self._process = subprocess.Popen(
                 command,
@@ -530,7 +537,7 @@ class LocalWorker(Worker):
         except OSError as error:
             self._socket.close()
             self._errors.close()
-            raise WorkerError(0, "lost", f"cannot start {program}: {error.strerror}", layer_range, "start") from None
+            raise self._unstarted(program, error) from None
         finally:
             theirs.close()
         self._socket.setblocking(False)
@@ -541,6 +548,9 @@ class LocalWorker(Worker):
         self._writable = select.poll()
         self._writable.register(self._socket, select.POLLOUT)
         self._greeting = self._begin(Type.HELLO, {"major": protocol.MAJOR, "minors": protocol.MINORS}, b"", "start")
+
+    def _unstarted(self, program: Path | str, error: OSError) -> WorkerError:
+        return WorkerError(0, "lost", f"cannot start {program}: {error.strerror}", self.layer_range, "start")
 
     @property
     def pid(self) -> int:
@@ -753,9 +763,8 @@ class LocalWorker(Worker):
                 if not self._take():
                     left = deadline - time.monotonic()
                     if left <= 0:
-                        # It has closed its input and yet lives.
                         self._process.kill()
-                        self._lose(None)
+                        self._lose(f"worker process {self.pid} takes no more requests and yet did not end")
                         return
                     self._readable.poll(left * 1000)
 
@@ -827,8 +836,8 @@ class LocalWorker(Worker):
         """The stream has ended: find out why, and tell everybody who waits."""
         if self._lost is not None:
             return
-        self._end(CLOSE_GRACE if self._end_by is None else self._left_to_end())
-        message = reason or self._cause()
+        ended = self._end(CLOSE_GRACE if self._end_by is None else self._left_to_end())
+        message = reason or self._cause(ended)
         self._lost = WorkerError(0, "lost", message, self.layer_range)
         refusal = _REFUSAL.search(self._error_text()) if reason is None else None
         if refusal is not None and self._process.returncode == 2:
@@ -847,9 +856,12 @@ class LocalWorker(Worker):
         assert self._lost is not None
         return WorkerError(self._lost.code, self._lost.name, self._lost.message, self.layer_range, operation)
 
-    def _cause(self) -> str:
+    def _cause(self, ended: bool) -> str:
+        """Why the stream has ended; ``ended``: the process did so by itself."""
         status = self._process.returncode
-        if status is not None and status < 0:
+        if not ended:
+            how = f"worker process {self.pid} closed its connection and did not end"
+        elif status is not None and status < 0:
             try:
                 name = signal.Signals(-status).name
             except ValueError:
@@ -857,6 +869,8 @@ class LocalWorker(Worker):
             how = f"worker process {self.pid} was ended by signal {-status} ({name})"
         else:
             how = f"worker process {self.pid} ended with status {status}"
+        if self._filled or self._current is not None:
+            how += " in the middle of a message"
         lines = [line for line in self._error_text().splitlines() if line.strip()]
         # A fault of its own is the last thing a dying worker says.
         told = next((line for line in reversed(lines) if "stopped by a fault" in line or "error" in line), None)
@@ -867,7 +881,8 @@ class LocalWorker(Worker):
         self._errors.seek(max(0, size - 65536))
         return self._errors.read().decode("utf-8", "replace")
 
-    def _end(self, grace: float) -> None:
+    def _end(self, grace: float) -> bool:
+        """Whether the process ended by itself."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         try:
@@ -875,6 +890,8 @@ class LocalWorker(Worker):
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+            return False
+        return True
 
 
 class Inquiry:

@@ -7,6 +7,7 @@ shard that keeps a batch which the pipeline has given up.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -159,6 +160,57 @@ def test_a_worker_that_another_thread_loses(
         pending.result()
     assert pending.done()
     worker.close()
+
+
+def program(path: Path, text: str) -> Path:
+    """Something that is started in a worker's place."""
+    path.write_text(f"#!/bin/sh\n{text}\n", "utf-8")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        # A header that promises a text.
+        (
+            r"printf 'BBWP\001\200\0\0\001\0\0\0\0\0\0\0\144\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0{'; exit 3",
+            "ended with status 3 in the middle of a message",
+        ),
+        ("printf BBWP; exit 0", "ended with status 0 in the middle of a message"),
+        ("printf BBWP; exec >&- <&- sleep 60", "closed its connection and did not end in the middle of a message"),
+        ("exec >&- <&- sleep 60", "closed its connection and did not end"),
+        ("kill -9 $$", r"was ended by signal 9 \(SIGKILL\)"),
+        ('ulimit -v 3000; exec WORKER "$@"', "ended with status 127: .*error while loading shared libraries: .*"),
+    ],
+    ids=["in a text", "in a header", "in a header, alive", "alive", "killed", "without memory"],
+)
+def test_how_a_worker_leaves(
+    text: str, cause: str, patched_build: NativeBuild, tiny: dict[str, Path], tmp_path: Path, monkeypatch: Any
+) -> None:
+    """An error that takes the end that the driver made of a worker for its cause, or that lacks shard or operation."""
+    monkeypatch.setattr(worker_module, "CLOSE_GRACE", 0.5)
+    leaving = program(tmp_path / "leaving", text.replace("WORKER", str(patched_build.worker)))
+    with within(10), pytest.raises(WorkerError) as caught:
+        start_workers(leaving, tiny["tied"], [(2, 4)], SMALL)
+    assert re.fullmatch(rf"shard \[2,4\): start: worker process \d+ {cause}", str(caught.value)), caught.value
+
+
+@pytest.mark.parametrize("what", ["tempfile.TemporaryFile", "socket.socketpair", "subprocess.Popen"])
+def test_what_a_worker_needs_cannot_be_had(
+    what: str, patched_build: NativeBuild, tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk or no descriptors left, told without the shard; or descriptors that a start that failed keeps."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(what, refuse)
+    with pytest.raises(WorkerError, match=r"shard \[2,4\): start: cannot start .*: Too many open files") as caught:
+        LocalWorker(patched_build.worker, tiny["tied"], (2, 4), SMALL)
+    assert (caught.value.code, caught.value.name) == (0, "lost")
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_worker_that_never_loads(tiny: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
