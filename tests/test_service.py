@@ -16,6 +16,7 @@ import re
 import socket
 import stat
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -1039,6 +1040,56 @@ def test_a_dead_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None
     for bad in (tmp_path / "no" / "socket", tmp_path / ("x" * 120), Path("a\0b"), path / "socket"):
         with pytest.raises(AddressError, match="cannot listen on"):
             Address(bad)
+
+
+_CONTENDER = """
+import sys
+from boundary_bundle.shards.service import Address, AddressError
+from pathlib import Path
+
+for line in sys.stdin:
+    try:
+        address = Address(Path(line.strip()))
+        print("had", flush=True)
+    except AddressError as error:
+        address = None
+        print(error, flush=True)
+    sys.stdin.readline()
+    if address is not None:
+        address.close()
+    print("left", flush=True)
+"""
+
+
+def test_one_of_several_replaces_a_dead_socket(tmp_path: Path) -> None:
+    """Two servers that find the same dead socket at the same time, of which one removes what the other has bound."""
+    contenders = [
+        subprocess.Popen([sys.executable, "-c", _CONTENDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+
+    def ask(line: str) -> list[str]:
+        for one in contenders:
+            assert one.stdin is not None
+            one.stdin.write(line)
+            one.stdin.flush()
+        return sorted(one.stdout.readline().strip() for one in contenders if one.stdout is not None)
+
+    try:
+        for number in range(40):
+            path = tmp_path / f"socket{number}"
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+                dead.bind(str(path))
+            refused = f"cannot listen on {path}: a server listens there already"
+            assert ask(f"{path}\n") == [refused] * 3 + ["had"]
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                probe.connect(str(path))
+            assert ask("\n") == ["left"] * 4
+            assert not path.exists()
+    finally:
+        for one in contenders:
+            one.kill()
+            one.communicate()
 
 
 def test_the_socket_of_another_server_is_left(tmp_path: Path) -> None:

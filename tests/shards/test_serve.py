@@ -201,6 +201,30 @@ def test_an_end_while_it_is_started(command: list[str], tmp_path: Path, delay: f
     assert list(tmp_path.iterdir()) == []
 
 
+def sockets_of(pid: int) -> set[str]:
+    """Inodes of a process's sockets."""
+    found = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{name}"))
+            found |= {match[1]} if match is not None else set()
+    return found
+
+
+def test_no_network_socket(service: Served) -> None:
+    """A service or a worker of it that can be reached from elsewhere."""
+    with service.client() as client:
+        client.open().extend([1, 2, 3])
+        pids = [service.process.pid, *service.workers()]
+        assert all(map(sockets_of, pids))  # the look-up works
+        for table in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6"):
+            file = Path(f"/proc/{service.process.pid}/net/{table}")
+            if file.exists():
+                inodes = {line.split()[9] for line in file.read_text().splitlines()[1:]}
+                for pid in pids:
+                    assert not sockets_of(pid) & inodes, table
+
+
 def test_a_service_that_is_killed(command: list[str], tmp_path: Path) -> None:
     """Workers that outlive it, or a successor that does not take its place."""
     path = tmp_path / "socket"
