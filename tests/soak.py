@@ -485,9 +485,12 @@ class Soak:
         return "an error that nothing explains"
 
     def judge(self, error: ServiceError, since: float, asked: float | None = None) -> None:
-        cause = re.sub(r"process \d+", "process N", error.cause)
+        cause = error.cause
+        for pattern, kind in ((r"/[^ :']+", "FILE"), (r"process \d+", "process N"), (r"\d+ bytes", "N bytes")):
+            cause = re.sub(pattern, kind, cause)
+        cause = re.sub(r"client\d+", "CLIENT", cause)[:100]
         with self._lock:
-            self.tally.errors[f"{error.name} of {error.operation}: {re.sub(r'/[^ :]+', 'FILE', cause)[:90]}"] += 1
+            self.tally.errors[f"{error.name} of {error.operation}: {cause}"] += 1
         wrong = self.wrong_with(error, since, since if asked is None else asked)
         if wrong is not None:
             self.found(wrong, str(error))
@@ -705,7 +708,7 @@ class Soak:
         for what in growths(self.tally.rests):
             self.found("memory grew", what)
         for line in (self.folder / "service.log").read_text("utf-8", "replace").splitlines():
-            if not line.startswith(("serving ", "ended")):
+            if not line.startswith(("serving ", "ended", *_LOGGED)):
                 self.found("the service logged what it did not expect", line[:200])
 
     def _line(self) -> str:
@@ -718,6 +721,8 @@ class Soak:
         )
 
 
+#: What the service may say of a fault that it has met.
+_LOGGED = ("cannot take a connection: Too many open files", "interrupted")
 _COUNTED = ("restarts", "replays", "replayed_tokens", "resets", "evictions", "clears", "opened", "released", "decodes")
 
 
@@ -927,6 +932,30 @@ def stop(soak: Soak, draw: random.Random) -> str:
     raise Finding("a stopped worker was not given up", f"in {PATIENCE:g} s; the limit is {WORKER_LIMIT:g}")
 
 
+def stop_loading(soak: Soak, draw: random.Random) -> str:
+    """The one that takes the place of a worker that was killed."""
+    service = soak.service
+    before = service.workers()
+    if not before or not service.send(draw.choice(sorted(before)), signal.SIGKILL):
+        return "no worker stood"
+    if not until(lambda: bool(set(service.workers()) - set(before)), 5.0):
+        return "nobody asked for one"
+    (pid, *_) = set(service.workers()) - set(before) or {0}
+    if not pid or not service.send(pid, signal.SIGSTOP):
+        return "no worker stood"
+    time.sleep(draw.uniform(0.1, WORKER_LIMIT * 2))
+    return "went on" if service.send(pid, signal.SIGCONT) else "was ended meanwhile"
+
+
+def stop_service(soak: Soak, draw: random.Random) -> str:
+    """For longer than the driver waits for a worker, or not as long."""
+    process = soak.service.process
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(draw.uniform(0.1, WORKER_LIMIT * 1.5))
+    process.send_signal(signal.SIGCONT)
+    return "went on"
+
+
 def _message(draw: random.Random) -> bytes:
     wishes: list[tuple[Type, dict[str, Any]]] = [
         (Type.STATUS, {}),
@@ -1105,6 +1134,43 @@ def no_room(soak: Soak, draw: random.Random) -> str:
     return f"for {whose}"
 
 
+def no_descriptors(soak: Soak, draw: random.Random) -> str:
+    """The service gets no further descriptor: for a connection, a worker or a file."""
+    service = soak.service
+    _, most = resource.prlimit(service.pid, resource.RLIMIT_NOFILE)
+
+    def limit(count: int, pids: Sequence[int]) -> None:
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, (count, most))
+
+    with soak.period("files"):
+        try:
+            limit(count_of(f"/proc/{service.pid}/fd") + draw.randrange(3), [service.pid])
+            soak.wait(draw.uniform(0.5, 2))
+        finally:
+            # Workers that were started meanwhile have the limit too.
+            limit(most, [service.pid])
+            limit(most, service.workers())
+    return "over"
+
+
+def abandoned(soak: Soak, draw: random.Random) -> str:
+    """Many sessions, some with tokens, that nobody releases."""
+    with Raw(soak.folder / "socket") as raw:
+        for place in range(draw.randrange(20, 200)):
+            name = draw.randbytes(16).hex()
+            found = raw.ask(Type.OPEN, {"session": name})
+            if found["type"] == Type.ERROR:
+                return _declared(found, *_ALWAYS)
+            if place % 20 == 0:
+                wish = {"session": name, "number": 1, "position": 0, "tokens": [5, 6, 7], "outputs": "none"}
+                found = raw.ask(Type.EXTEND, wish)
+                if found["type"] == Type.ERROR:
+                    return _declared(found, "worker", *_ALWAYS)
+    return "left"
+
+
 _FOLDER = threading.Lock()
 
 
@@ -1146,6 +1212,8 @@ FAULTS: dict[str, tuple[float, Callable[[Soak, random.Random], str]]] = {
     "all workers killed": (2, kill_all),
     "worker stopped for a while": (8, pause),
     "worker stopped": (4, stop),
+    "worker stopped while it loads": (4, stop_loading),
+    "service stopped for a while": (4, stop_service),
     "client cut in a message": (12, cut),
     "client cut at work": (8, cut_at_work),
     "half a message, silence": (6, silence),
@@ -1155,6 +1223,8 @@ FAULTS: dict[str, tuple[float, Callable[[Soak, random.Random], str]]] = {
     "100 connections": (3, flood),
     "no room for files": (5, no_room),
     "state folder not writable": (5, no_folder),
+    "no descriptors left": (4, no_descriptors),
+    "sessions abandoned": (4, abandoned),
     "service killed": (0.4, service_killed),
     "service ended": (0.4, service_ended),
 }

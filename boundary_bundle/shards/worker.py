@@ -35,6 +35,8 @@ LOAD_TIMEOUT: Final = 600.0
 #: Seconds that workers that are closed together have to end by themselves.
 CLOSE_GRACE: Final = 3.0
 
+#: Seconds that a thread whose patience is at its end leaves another one to take what has come.
+_LATE: Final = 0.1
 #: The code of what is more than a worker takes.
 _LIMIT: Final = 8
 
@@ -701,6 +703,15 @@ class LocalWorker(Worker):
             return None
         limit = self._timeout if self._greeting_done() else max(self._timeout, LOAD_TIMEOUT)
         left = max(since, self._heard) + limit - time.monotonic()
+        # What has come counts, however late it is looked at: it may be this process that was stopped.
+        if left <= 0 and self._receive_lock.acquire(timeout=_LATE):
+            try:
+                self._take()
+            finally:
+                self._receive_lock.release()
+            left = max(since, self._heard) + limit - time.monotonic()
+            if self._lost is not None:
+                return 0.0  # everybody has been told
         if left <= 0:
             self._give_up("timeout", f"no answer in {limit:g} seconds: {self._state()}", operation)
             assert self._lost is not None

@@ -291,6 +291,44 @@ def test_a_run_whose_workers_stop(
     assert all(map(gone, workers))
 
 
+def test_a_run_that_is_stopped_itself(patched_build: NativeBuild, tiny: dict[str, Path]) -> None:
+    """A driver that was stopped for longer than its patience takes the answers that have come meanwhile for silence."""
+    command = ["run", "--worker", str(patched_build.worker), "--model", str(tiny["tied"]), "--prompt", "split this"]
+    command += ["--threads", "1", "--ctx", "8192", "--batch", "512", "--cuts", "2,4", "--tokens", "7000"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "boundary_bundle.cli", *command, "--ignore-eos", "--timeout", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        for _ in range(4):
+            assert process.stdout.read(8)
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(1.2)
+            process.send_signal(signal.SIGCONT)
+        assert process.stdout.read(8)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.decode()) == (130, "interrupted\n")
+
+
+def test_answers_that_are_looked_at_late(patched_build: NativeBuild, tiny: dict[str, Path]) -> None:
+    """The same for certain: the answer is there before the wait, and the patience is over."""
+    (worker,) = start_workers(patched_build.worker, tiny["tied"], [(0, 7)], SMALL, timeout=0.2)
+    for _ in range(3):
+        pending = worker.request(Type.STATISTICS)
+        while not worker._readable.poll(0):
+            pass
+        since = time.monotonic()
+        while time.monotonic() - since < 0.3:
+            pass
+        left = worker._patience(0.0, "statistics")
+        assert left is not None
+        assert left > 0
+        assert pending.done()
+    worker.close()
+
+
 def test_timeout_is_a_time(patched_build: NativeBuild) -> None:
     from boundary_bundle.cli import main
 
