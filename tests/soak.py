@@ -596,7 +596,9 @@ class Soak:
             self.found("taken although nobody is there", f"{left}, {states['present']} places")
         # The thread of the connection that asked may take a moment to end.
         expected = self._first
-        if expected is not None:
+        if expected is None:
+            time.sleep(1)
+        else:
             until(lambda: self._look().threads <= expected.threads, 5.0)
         rest = self._look()
         self.tally.rests.append(rest)
@@ -1088,7 +1090,7 @@ def oversized(soak: Soak, draw: random.Random) -> str:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 raw.socket.sendall(frame(Type.TOKENIZE, b'{"text":"' + b"x" * (protocol.MAX_TEXT - 11) + b'"}'))
             found = raw.answer()
-            return _declared(found, "limit", *_ALWAYS)
+            return _declared(found, "limit", "worker", *_ALWAYS)
         name = draw.randbytes(16).hex()
         raw.ask(Type.OPEN, {"session": name})
         tokens = [5] * draw.choice((SETTINGS.ctx + 1, 100_000))
