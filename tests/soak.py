@@ -662,16 +662,14 @@ class Soak:
     # -- all of it
 
     def run(self) -> Tally:
-        self.rest()
         threads = [threading.Thread(target=self._client, args=(number,), daemon=True) for number in range(CLIENTS)]
         threads.append(threading.Thread(target=self._inject, daemon=True))
-        self._began = began = time.monotonic()
         terminal = sys.stderr.isatty()
-        self._flow.set()
-        for thread in threads:
-            thread.start()
         try:
-            last = began
+            self.rest()
+            self._began = began = last = time.monotonic()
+            for thread in threads:
+                thread.start()
             while (now := time.monotonic()) - began < self._seconds:
                 time.sleep(min(0.5, max(0.01, began + self._seconds - now)))
                 if terminal:
@@ -685,11 +683,11 @@ class Soak:
                         self._say(self._line())
             self.rest()
         finally:
-            self.tally.seconds = round(time.monotonic() - began, 1)
+            self.tally.seconds = round(time.monotonic() - self._began, 1)
             self._over = True
             if terminal:
                 print(file=sys.stderr)
-            self._finish(threads)
+            self._finish([thread for thread in threads if thread.ident is not None])
         return self.tally
 
     def _finish(self, threads: Sequence[threading.Thread]) -> None:
@@ -1365,4 +1363,7 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
+    # A shell that starts this in the background ignores the one, and the other would leave the service.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     sys.exit(main(sys.argv[1:]))
