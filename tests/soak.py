@@ -1283,12 +1283,20 @@ def findings(tally: Tally) -> list[str]:
     return [f"{kind}, {times} times; {tally.examples[kind]}" for kind, times in tally.findings.most_common()]
 
 
+def commit() -> str:
+    """Of use only if the tree is that commit."""
+    words = ["git", "describe", "--always", "--dirty"]
+    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    return found or "unknown"
+
+
 def report(tally: Tally, again: str) -> str:
     lines = [
         f"# Soak, {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC",
         "",
-        f"`{again}`: {CLIENTS} clients at a service of {SHARDS} shards with {SETTINGS.seqs} places, tests/soak.py.",
-        f"{len(tally.rests)} rests; memory may grow by {GROWTH >> 20} MiB over the second half.",
+        f"Commit {commit()}, `{again}`, tests/soak.py: {CLIENTS} clients at a service of {SHARDS} shards with",
+        f"{SETTINGS.seqs} places; {len(tally.rests)} rests. Over the second half a process may grow by "
+        f"{GROWTH >> 20} MiB.",
         "",
         table(tally),
         "",

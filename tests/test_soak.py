@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import re
 import sys
@@ -87,6 +88,29 @@ def test_planted_faults_are_found(
         assert re.fullmatch(rf"after \d+ s: {example}", told["examples"].get(kind, "nothing")), (kind, told["examples"])
     out, _ = capsys.readouterr()
     assert "to see it again: make soak MINUTES=0.07 SOAK_ARGS='--seed 9 --rate 0.2'" in out
+
+
+def test_the_report() -> None:
+    """A report that hides a finding, or a fault."""
+    tally = soak.Tally(7, seconds=90.0, visits=1234, rests=[rest(0, 1, 10, p1=5), rest(60, 1, 11, p1=6)])
+    tally.faults["worker killed"] = 12
+    tally.led_to["worker killed"] = collections.Counter({"killed": 11, "no worker stood": 1})
+    tally.errors["worker of save: planted | here"] = 3
+    tally.findings["a wrong token"] = 2
+    tally.examples["a wrong token"] = "after 5 s: 1, not 2"
+    text = soak.report(tally, "make soak MINUTES=1.5")
+    for part in (
+        "| worker killed | 12 | killed 11, no worker stood 1 |",
+        "| minutes | 1.5 |",
+        "| sessions | 1,234 |",
+        "| descriptors of the service | 12 | 12 | 12 |",
+        "| KiB of the service | 10,240 | 11,264 | 11,264 |",
+        "| 3 | worker of save: planted / here |",
+        "- a wrong token, 2 times; after 5 s: 1, not 2",
+        "`make soak MINUTES=1.5`",
+    ):
+        assert part in text, part
+    assert json.loads(json.dumps(soak.numbers(tally)))["faults"] == {"worker killed": 12}
 
 
 def rest(seconds: float, generation: int, service: int, **workers: int) -> soak.Rest:
