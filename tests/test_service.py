@@ -1190,6 +1190,9 @@ def test_rates_of_shards() -> None:
     assert [shard["tokens_per_second"] for shard in then["shards"]] == [30, 20, 0]
     assert [shard["busy"] for shard in then["shards"]] == [0.1, 0.2, 0]
     assert [shard["compute_share"] for shard in then["shards"]] == [0.5, 0.5, 0]
+    # A service that took another's place, with more shards.
+    more = top.with_rates({"shards": [look(7, 10, 0, 1000), look(8, 10, 0, 1000)]}, {"shards": then["shards"][:1]})
+    assert [shard["tokens_per_second"] for shard in more["shards"]] == [10, 10]
     same = top.with_rates({"shards": [look(1, 130, 600_000, 3000)]}, {"shards": then["shards"][:1]})
     assert [same["shards"][0][key] for key in ("tokens_per_second", "busy", "compute_share")] == [0, 0, 0]
 

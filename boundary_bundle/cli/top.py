@@ -74,10 +74,10 @@ def with_rates(now: dict[str, Any], before: Mapping[str, Any] | None) -> dict[st
     ``compute_share`` (of what all shards compute together), since ``before`` or, without it, since the shard's start.
     """
     computed = []
-    for place, shard in enumerate(now["shards"]):
-        earlier: Mapping[str, Any] = {}
-        if before is not None and before["shards"][place]["pid"] == shard["pid"]:
-            earlier = before["shards"][place]["counters"]
+    # By process: a service that was started anew in the meantime may have another number of shards.
+    known = {} if before is None else {shard["pid"]: shard["counters"] for shard in before["shards"]}
+    for shard in now["shards"]:
+        earlier: Mapping[str, Any] = known.get(shard["pid"], {})
         spent, tokens, compute = (
             float(shard["counters"].get(key, 0)) - float(earlier.get(key, 0))
             for key in ("uptime_ms", "tokens", "compute_us")
