@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -265,6 +266,40 @@ def test_a_session_that_is_saved(command: list[str], tmp_path: Path) -> None:
                 (session if bad == "kept" else client.open()).restore(bad)
         with pytest.raises(ServiceError, match=f"is session {id.hex()}"):
             client.open().restore("kept")
+
+
+def test_a_session_that_cannot_be_saved(command: list[str], tmp_path: Path) -> None:
+    """A full disk that is told without shard, operation or file, that loses the session, or that leaves half a file."""
+    folder = tmp_path / "states"
+    folder.mkdir()
+
+    def room(pid: int, count: int) -> None:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (count, resource.RLIM_INFINITY))
+
+    with served([*command, "--state-dir", str(folder)], tmp_path / "socket") as service, service.client() as client:
+        session = client.open()
+        session.extend(list(range(5, 25)))
+        worker = service.workers()[1]
+        room(worker, 64)
+        with pytest.raises(ServiceError) as caught:
+            session.save("kept")
+        error = caught.value
+        assert (error.name, error.operation, error.shard) == ("worker", "save", (2, 5))
+        assert error.details["worker_operation"] == "save"
+        assert re.fullmatch(r"file 'kept\.2-5\.bundle' of \d+ bytes cannot be written: File too large", error.cause)
+        room(worker, resource.RLIM_INFINITY)
+        room(service.process.pid, 64)
+        with pytest.raises(ServiceError) as caught:
+            session.save("kept")
+        error = caught.value
+        assert (error.name, error.operation, error.shard) == ("worker", "save", None)
+        assert error.cause == f"cannot write {folder / 'kept.json'}: File too large"
+        room(service.process.pid, resource.RLIM_INFINITY)
+        assert not (folder / "kept.json").exists()
+        session.save("kept")
+        assert len(list(folder.iterdir())) == 4
+        assert service.workers()[1] == worker
+        assert client.status()["replays"] == 0
 
 
 def test_refusals_of_serve(
