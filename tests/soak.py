@@ -46,6 +46,8 @@ from boundary_bundle.shards import service_protocol as protocol  # noqa: E402
 from boundary_bundle.shards.client import Client, ClientSession, ServiceError  # noqa: E402
 from boundary_bundle.shards.service_protocol import ERRORS, Type  # noqa: E402
 
+#: Of the processes that are started: the package is this checkout's.
+PACKAGE = {"PYTHONPATH": str(ROOT)}
 SHAPE = tiny_models.Shape(n_layer=6, n_head=2, n_head_kv=1, head_size=32, n_ff=64)
 CUTS = (2, 4)
 SHARDS = len(CUTS) + 1
@@ -232,7 +234,7 @@ class Served:
     def __init__(self, command: Sequence[str], folder: Path, log: Path, generation: int) -> None:
         self.path = folder / "socket"
         self.generation = generation
-        environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "TMPDIR": str(folder / "tmp"), **PACKAGE}
         with open(log, "ab") as stream:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=environment, start_new_session=True
@@ -615,7 +617,8 @@ class Soak:
             self.found("files are left", ", ".join(rest.leftovers[:5]))
         with contextlib.suppress(subprocess.TimeoutExpired):
             shown = [*self._program, "top", "--socket", str(service.path), "--once", "--json"]
-            done = subprocess.run(shown, capture_output=True, timeout=PATIENCE, check=False, env=os.environ)
+            environment = {**os.environ, **PACKAGE}
+            done = subprocess.run(shown, capture_output=True, timeout=PATIENCE, check=False, env=environment)
             if done.returncode != 0 or len(json.loads(done.stdout)["shards"]) != SHARDS:
                 self.found("top failed", f"with status {done.returncode}: {done.stderr.decode()[:200]}")
         if not self._over:
@@ -1254,7 +1257,7 @@ def table(tally: Tally) -> str:
         "findings": f"{sum(tally.findings.values()):,}",
     }
     lines += [f"| {name} | {value} |" for name, value in pairs.items()]
-    lines += ["", "| at rest | first | most | last |", "|---|---|---|---|"]
+    lines += ["", "| at rest | first | half-way | most | last |", "|---|---|---|---|---|"]
     rests = tally.rests
     if rests:
         columns: dict[str, Callable[[Rest], int]] = {
@@ -1269,7 +1272,8 @@ def table(tally: Tally) -> str:
         }
         for name, value in columns.items():
             values = [value(rest) for rest in rests]
-            lines.append(f"| {name} | {values[0]:,} | {max(values):,} | {values[-1]:,} |")
+            shown = (values[0], values[len(values) // 2], max(values), values[-1])
+            lines.append(f"| {name} | {' | '.join(f'{number:,}' for number in shown)} |")
     return "\n".join(lines)
 
 
