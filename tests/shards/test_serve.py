@@ -143,6 +143,27 @@ def test_kills_are_a_delay(service: Served) -> None:
     assert status["sessions"] == []
 
 
+def test_a_stopped_worker_is_a_delay(command: list[str], tmp_path: Path) -> None:
+    """A worker that is waited for beyond the limit, whose end is taken for its cause, or that stays."""
+    with served([*command, "--timeout", "1"], tmp_path / "socket") as service, service.client() as client:
+        with client.open() as session:
+            expected = list(session.generate([5, 6, 7], 8, stop=()))
+        for place, (start, end) in enumerate([(0, 2), (2, 5), (5, 8)]):
+            with client.open() as session:
+                found = []
+                for token in session.generate([5, 6, 7], 8, stop=()):
+                    found.append(token)
+                    if len(found) == 3:
+                        stopped = service.workers()[place]
+                        os.kill(stopped, signal.SIGSTOP)
+                assert found == expected
+            assert gone(stopped)
+            lost = [event["message"] for event in client.status()["events"] if event["event"] == "lost"]
+            told = rf"shard \[{start},{end}\): decode: no answer in 1 seconds: worker process {stopped} is stopped"
+            assert any(re.fullmatch(told, message) for message in lost), lost
+        assert client.status()["service"]["errors"] == 0
+
+
 def test_a_text_that_fits_no_message_to_a_worker(service: Served) -> None:
     """A legal request that grows over a message's limit on its way to a worker, which hangs up, and with it everybody's
     states are gone."""
