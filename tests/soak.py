@@ -1059,7 +1059,7 @@ def malformed(soak: Soak, draw: random.Random) -> str:
     bad_types = [0, 11, 500, 0x7FFF, 0x8001]
     bad_values = [
         (Type.OPEN, {"session": draw.choice((None, 5, "", "G" * 32, "0" * 31))}),
-        (Type.TOKENIZE, {"text": draw.choice((None, 5, ["a"]))}),
+        (Type.TOKENIZE, {"text": draw.choice((None, 5, ["a"], "a\ud800"))}),
         (Type.DETOKENIZE, {"tokens": draw.choice(([-1], [None], "x", [1 << 40]))}),
     ]
     with Raw(soak.folder / "socket") as raw:

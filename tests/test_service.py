@@ -867,7 +867,7 @@ WORK = {**OPENED, "number": 1, "position": 0, "tokens": [1]}
         *((Type.TRUNCATE, {**OPENED, "number": 1, "position": value}) for value in (-1, None, "0")),
         *((Type.SAVE, {**OPENED, "name": value}) for value in (None, "", "..", "../x", "a/b", ".x", "a" * 101, "a\0")),
         (Type.RESTORE, {**OPENED, "number": 1, "name": "/etc/passwd"}),
-        *((Type.TOKENIZE, {"text": value}) for value in (None, 5, ["a"])),
+        *((Type.TOKENIZE, {"text": value}) for value in (None, 5, ["a"], "a\ud800", "\udfff\ud800")),
         (Type.TOKENIZE, {"text": "", "add_special": 1}),
         *((Type.DETOKENIZE, {"tokens": value}) for value in (None, [N_VOCAB], [None])),
     ],

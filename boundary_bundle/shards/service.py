@@ -726,6 +726,10 @@ class Service:
         text = request.get("text")
         if not isinstance(text, str):
             raise _Refusal(1, "text is not a string")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # JSON can escape it, and no worker reads it
+            raise _Refusal(1, f"text is not Unicode: its character {error.start} is half of a surrogate pair") from None
         flags = {key: request.get(key, True) for key in ("add_special", "parse_special")}
         for key, value in flags.items():
             if not isinstance(value, bool):
