@@ -334,8 +334,7 @@ extern "C" void on_fault(int number) {
         }
     } catch (const std::exception &e) {
         say_cause(e.what());
-    } catch (...) {
-        // the signal is all that can be said
+    } catch (...) { // NOLINT(bugprone-empty-catch): the signal is all that can be said
     }
     abort();
 }
@@ -506,8 +505,7 @@ void take(int fd, bool spared, request_queue &queue, const options &o) {
         } catch (const failure &f) {
             peer->send(TYPE_ERROR | TYPE_REPLY, 0, error_text(f), nullptr, 0);
         }
-    } catch (const std::bad_alloc &) {
-        // not even for the reason
+    } catch (const std::bad_alloc &) { // NOLINT(bugprone-empty-catch): there is none even for the reason
     }
 }
 

@@ -496,7 +496,7 @@ namespace {
 // Calls `work` on a stack of so many bytes, which take memory as they are touched.
 void with_stack(size_t bytes, const std::function<void()> &work) {
     struct call {
-        const std::function<void()> &work;
+        const std::function<void()> &work; // cppcheck-suppress uninitMemberVarNoCtor; a reference
         std::exception_ptr thrown;
     } made = {work, nullptr};
     const auto begin = [](void *argument) -> void * {

@@ -109,8 +109,8 @@ static bool wait_for(int fd, short what, std::optional<moment> until) {
 size_t connection::read_some(void *data, size_t size, std::optional<moment> until) {
     for (;;) {
         // what is there already is taken without asking whether there is something; a pipe has no such read
-        ssize_t n = in_is_socket_ ? recv(in_, data, size, MSG_DONTWAIT)
-                    : wait_for(in_, POLLIN, until) ? ::read(in_, data, size) : 0;
+        const ssize_t n = in_is_socket_ ? recv(in_, data, size, MSG_DONTWAIT)
+                          : wait_for(in_, POLLIN, until) ? ::read(in_, data, size) : 0;
         if (n >= 0) {
             return (size_t)n;
         }
@@ -310,7 +310,7 @@ void read_messages(const std::shared_ptr<connection> &from, request_queue &queue
             while (from->alive() && (got = from->read_some(header, sizeof(header), idle)) == 0 && idle &&
                    now() >= *idle) {
                 idle = from->idle_at(); // an answer may have gone out since
-                if (now() >= *idle) {
+                if (idle && now() >= *idle) {
                     give(request::IDLE, "nothing came for " + std::to_string(from->limits().idle.count()) + " seconds");
                     return;
                 }
