@@ -14,40 +14,52 @@ import re
 import resource
 import select
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from test_native_sessions import NEXT, PROMPT, A, Table, batch, hit
 from test_native_shard_protocol import (
     CLEAR,
     DECODE,
     DESCRIBE,
     DETOKENIZE,
+    EVICT,
     HEADER,
     HELLO,
+    OPEN,
     PATIENCE,
+    PIN,
+    RELEASE,
+    REPLY,
     RESTORE,
+    SAVE,
     SESSIONS,
+    SHUTDOWN,
     STATISTICS,
     TOKENIZE,
+    TRUNCATE,
     Answer,
     Closed,
     Peer,
     Process,
     message,
+    start_failing,
     until,
 )
 
 from boundary_bundle import encode
 from boundary_bundle.native import NativeBuild
-from boundary_bundle.shards import protocol, service_protocol, tiny_models
+from boundary_bundle.shards import Settings, WorkerError, protocol, service_protocol, start_workers, tiny_models
 
 pytestmark = pytest.mark.shards
 
-BUNDLE, POSITION, LIMIT, FULL, COMPUTE, JSON, FRAME, NO_MEMORY = 5, 7, 8, 9, 10, 21, 22, 23
+ARGUMENT, BUNDLE, POSITION, LIMIT, FULL, COMPUTE, JSON, FRAME, NO_MEMORY = 1, 5, 7, 8, 9, 10, 21, 22, 23
 SMALL = ("--ctx", "256", "--batch", "16", "--ubatch", "8", "--seqs", "2")
 
 
@@ -492,3 +504,274 @@ def test_a_length_is_looked_at_before_memory_is_taken(listening: Process) -> Non
         bundle[-len(lengths) - 100 : -100] = lengths
         assert listening.peer.ask(DECODE, None, bytes(bundle)).code == BUNDLE
     assert sound(listening) == before
+
+
+#
+# files and sockets
+#
+
+
+@pytest.mark.parametrize("how", ["disk", "limit"])
+def test_a_disk_that_is_full(patched_build: NativeBuild, tiny: dict[str, Path], tmp_path: Path, how: str) -> None:
+    """Catches a state that is written over the older one, half a file that stays, and a worker that ends."""
+    if how == "disk":
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(tmp_path)], capture_output=True, check=False
+        )
+        if mounted.returncode != 0:
+            pytest.skip("a small file system cannot be mounted here")
+    try:
+        with running(patched_build, tiny["tied"], "--state-dir", str(tmp_path)) as process:
+            table = Table(process)
+            table.open(A)
+            table.logits((A, 1, 0, PROMPT))
+            hit(table.ask(SAVE, A, 1, file="x"))
+            old = (tmp_path / "x").read_bytes()
+            table.logits((A, 1, len(PROMPT), NEXT))
+            if how == "disk":
+                with contextlib.suppress(OSError), open(tmp_path / "filler", "wb", buffering=0) as filler:
+                    while filler.write(bytes(4096)):
+                        pass
+            else:
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (len(old) // 2, resource.RLIM_INFINITY))
+            for name in ("x", "y"):
+                answer = table.ask(SAVE, A, 1, file=name)
+                assert answer.code == ARGUMENT
+                assert ("No space left" if how == "disk" else "File too large") in answer.text["message"]
+            assert sorted(path.name for path in tmp_path.iterdir() if path.name != "filler") == ["x"]
+            assert (tmp_path / "x").read_bytes() == old
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            (tmp_path / "filler").unlink(missing_ok=True)
+            hit(table.ask(SAVE, A, 1, file="x"))
+            assert (tmp_path / "x").read_bytes() != old
+    finally:
+        if how == "disk":
+            subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_nothing_is_written_outside_the_state_folder(
+    patched_build: NativeBuild, tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    """Catches a name that leads out of the folder, by itself or by a link that lies there."""
+    states, outside = tmp_path / "states", tmp_path / "outside"
+    states.mkdir()
+    outside.mkdir()
+    (outside / "precious").write_text("precious")
+    (states / "file").symlink_to(outside / "precious")
+    (states / "folder").symlink_to(outside)
+    with running(patched_build, tiny["tied"], "--state-dir", str(states)) as process:
+        table = Table(process)
+        table.open(A)
+        table.logits((A, 1, 0, PROMPT))
+        names = ["../x", "/tmp/x", "folder/x", ".", "..", ".x", "", "x\0y", "x\n", "x" * 201, "\u00e9", "~", "a b"]
+        for type in (SAVE, RESTORE):
+            for name in names:
+                assert table.ask(type, A, 1, file=name).code == ARGUMENT
+        assert "symbolic link" in table.ask(RESTORE, A, 1, file="file").text["message"]
+        hit(table.ask(SAVE, A, 1, file="file"))
+        hit(table.ask(SAVE, A, 1, file="folder"))
+    assert [path.name for path in outside.iterdir()] == ["precious"]
+    assert (outside / "precious").read_text() == "precious"
+    assert sorted(path.name for path in states.iterdir()) == ["file", "folder"]
+    assert not any(path.is_symlink() for path in states.iterdir())
+
+
+@pytest.mark.parametrize("how", ["group", "others", "sticky", "link", "owner"])
+def test_a_folder_in_which_others_can_write(
+    patched_build: NativeBuild, tiny: dict[str, Path], tmp_path: Path, how: str
+) -> None:
+    """Catches a socket in a place where another user can put his own instead, or move this one away."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    folder.chmod({"group": 0o770, "others": 0o702, "sticky": 0o1777}.get(how, 0o700))
+    path = folder / "s"
+    if how == "link":
+        folder.chmod(0o777)
+        (tmp_path / "link").symlink_to(folder)
+        path = tmp_path / "link" / "s"
+    if how == "owner":
+        if os.getuid() != 0:
+            pytest.skip("only root can give a folder away")
+        os.chown(folder, 65534, 65534)
+    refused = start_failing(patched_build.worker, "--model", str(tiny["tied"]), "--socket", str(path))
+    assert "error 1 argument: the folder of the socket" in refused
+    assert "nobody else may write there" in refused
+    assert not list(folder.iterdir())
+
+
+def test_workers_that_want_the_same_socket(patched_build: NativeBuild, tiny: dict[str, Path], tmp_path: Path) -> None:
+    """Catches two workers that both replace a dead one's socket, and one that is stolen from a worker because that is
+    stopped and does not answer."""
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    command = [str(patched_build.worker), "--model", str(tiny["tied"]), *SMALL, "--socket", str(path)]
+    started = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(5)]
+    try:
+        said = {process.pid: process.stderr.readline() for process in started if process.stderr}
+        ready = [process for process in started if said[process.pid] == b"shard_worker: ready\n"]
+        assert len(ready) == 1, said
+        assert all(b"another process listens on" in said[process.pid] for process in started if process not in ready)
+        ready[0].send_signal(signal.SIGSTOP)
+        assert "another process listens on" in start_failing(command[0], *command[1:])
+        ready[0].send_signal(signal.SIGCONT)
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.connect(str(path))
+            peer.sendall(message(HELLO, {"major": 1, "minors": [1]}))
+            assert peer.recv(4) == b"BBWP"
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+#
+# every message, cut and in pieces
+#
+
+
+def flow(process: Process) -> list[tuple[int, bytes]]:
+    """A message of every type, in an order in which all of them are answered; the last one ends the worker."""
+    name = {"session": A.hex(), "epoch": 1}
+    recipe = {"recipe": process.facts["recipe"]["shared"]["fingerprint"]}
+    rows = batch(process, (A, 1, 0, PROMPT))
+    texts: list[tuple[int, object, bytes]] = [
+        (HELLO, {"major": 1, "minors": [0, 1]}, b""),
+        (DESCRIBE, {"tensors": True}, b""),
+        (STATISTICS, {}, b""),
+        (TOKENIZE, {"text": "split this"}, b""),
+        (DETOKENIZE, {"tokens": [5, 6]}, b""),
+        (OPEN, {**name, **recipe, "position": 0}, b""),
+        (DECODE, {"logits": True}, rows),
+        (SAVE, {**name, "file": "x"}, b""),
+        (PIN, {**name, "pinned": True}, b""),
+        (PIN, {**name, "pinned": False}, b""),
+        (TRUNCATE, {**name, "position": 3}, b""),
+        (SESSIONS, {}, b""),
+        (EVICT, {"session": A.hex()}, b""),
+        (RESTORE, {**name, **recipe, "epoch": 2, "file": "x"}, b""),
+        (RELEASE, {**name, "epoch": 2}, b""),
+        (CLEAR, {}, b""),
+        (SHUTDOWN, {}, b""),
+    ]
+    return [(type, message(type, text, bundle, number)) for number, (type, text, bundle) in enumerate(texts)]
+
+
+def test_every_message_in_pieces_of_one_byte(
+    patched_build: NativeBuild, tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    """Catches a reader that takes what one read gives for a whole header, text or bundle, of any type."""
+    with running(patched_build, tiny["tied"], "--state-dir", str(tmp_path), path=tmp_path / "s") as process:
+        peer = process.connect(greet=False)
+        for number, (type, data) in enumerate(flow(process)):
+            for byte in data:
+                os.write(peer.writer, bytes([byte]))
+            answer = peer.receive()
+            assert (answer.type, answer.request) == (type | REPLY, number), answer.text
+        assert process.wait() == 0
+
+
+def test_a_socket_that_is_cut_within_every_message(listening: Process) -> None:
+    """Catches a message that is taken for whole, or waited for, when the connection ends at any of its bytes; and an
+    answer that is sent to nobody."""
+    before = sound(listening)
+    hello = message(HELLO, {"major": 1, "minors": [0, 1]})
+    for type, data in flow(listening):
+        for cut in range(len(data)):
+            peer = listening.connect(greet=False)
+            peer.write(hello)
+            peer.receive()
+            peer.write(data[:cut])
+            peer.close()
+        assert sound(listening) == before, type
+        # the other way: the answer of those that leave nothing behind
+        if type in (HELLO, DESCRIBE, STATISTICS, TOKENIZE, DETOKENIZE, SESSIONS):
+            peer = listening.connect()
+            peer.write(data)
+            *_, text_length, _, bundle_length = HEADER.unpack(peer._read(HEADER.size))
+            peer.close()
+            for cut in range(0, HEADER.size + text_length + bundle_length, 5 if text_length < 300 else 100):
+                peer = listening.connect()
+                peer.write(data)
+                peer._read(cut)
+                peer.close()
+            assert sound(listening) == before, type
+    assert listening.popen.poll() is None
+
+
+def drawn_frame(random: Random) -> tuple[bytes, bool]:
+    """A message that cannot be done, and whether its header is sound."""
+    kinds = [HELLO, DESCRIBE, DECODE, STATISTICS, CLEAR, SHUTDOWN, TOKENIZE, DETOKENIZE, *range(OPEN, RESTORE + 1)]
+    type = random.choice(kinds)
+    noise = random.randbytes(random.randrange(1, 60))
+    draw = random.randrange(8)
+    if draw == 0:
+        return noise.ljust(HEADER.size, b"\x01")[: HEADER.size], False
+    if draw == 1:
+        field = random.choice(["reserved", "reserved2"])
+        return message(type, {}, b"", 5, **{field: 1 << random.randrange(16)}), False
+    if draw == 2:
+        over = {"text_length": random.randrange((1 << 20) + 1, 1 << 32)}
+        if random.random() < 0.5:
+            over = {"bundle_length": random.randrange((1 << 30) + 1, 1 << 64)}
+        return message(type, {}, b"", 5, **over), False
+    if draw == 3:
+        return message(random.choice([0, *range(17, 0x10000)]), {}, b"", 5), True
+    if draw == 4:
+        return message(type, b"\xff" + noise, b"", 5), True
+    if draw == 5:
+        return message(type, random.choice([b"[]", b"3", b'"x"', b"null", b"{", b'{"x":}', b"[" * 200]), b"", 5), True
+    if draw == 6:
+        return message(DECODE, {}, noise, 5), True
+    wrong = random.choice([None, [], {}, "x", -1, 1.5, 1 << 70, True])
+    keys = {"session": wrong, "epoch": wrong, "recipe": wrong, "tokens": "x", "text": 3, "minors": 3, "logits": "x"}
+    return message(random.choice([HELLO, DECODE, TOKENIZE, DETOKENIZE, OPEN, TRUNCATE, SAVE]), keys, b"", 5), True
+
+
+def test_ten_thousand_malformed_frames(listening: Process) -> None:
+    """Catches a frame that is not answered, one that ends the worker or changes what it computes, and memory that
+    stays with it."""
+    before, random = sound(listening), Random(20240607)
+    peer = listening.connect()
+    for number in range(10_000):
+        frame, whole = drawn_frame(random)
+        peer.write(frame)
+        answer = peer.receive()
+        assert answer.code is not None, frame
+        assert answer.text["message"], frame
+        assert answer.request == (5 if whole else 0), frame
+        if not whole:
+            assert answer.code == FRAME, frame
+            peer.close()
+            peer = listening.connect()
+        if number == 1000:
+            held = listening.resident()
+    peer.close()
+    assert listening.resident() - held < 50 << 20
+    assert sound(listening) == before
+
+
+#
+# what the driver sees
+#
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+def test_a_worker_that_is_killed_or_stopped(
+    patched_build: NativeBuild, tiny: dict[str, Path], number: signal.Signals
+) -> None:
+    """Catches an error that lacks the shard, the operation or the cause, and a wait without an end."""
+    settings = Settings(threads=1, ctx=256, batch=16, ubatch=8)
+    (worker,) = start_workers(patched_build.worker, tiny["tied"], [(2, 5)], settings, timeout=1.0)
+    try:
+        os.kill(worker.pid, number)
+        if number == signal.SIGSTOP:
+            until(lambda: " T " in Path(f"/proc/{worker.pid}/stat").read_text(), "the stop")
+        with pytest.raises(WorkerError) as caught:
+            worker.statistics()
+        cause = f"worker process {worker.pid} was ended by signal {number.value} ({number.name})"
+        if number == signal.SIGSTOP:
+            cause = f"no answer in 1 seconds: worker process {worker.pid} is stopped"
+        assert str(caught.value) == f"shard [2,5): statistics: {cause}"
+    finally:
+        worker.close()
