@@ -141,7 +141,7 @@ def _check_depth(raw: bytes) -> None:
     if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
         return
     # What lies outside of strings: a quote is within one if a backslash that is not itself escaped stands before it.
-    outside = b"".join(raw.replace(rb"\\", b"").replace(rb'\"', b"").split(b'"')[::2])
+    outside = b"".join(raw.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
     depth = 0
     for byte in re.findall(rb"[\[\]{}]", outside):
         depth += 1 if byte in b"[{" else -1 if depth else 0
