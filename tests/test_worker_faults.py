@@ -55,7 +55,15 @@ from test_native_shard_protocol import (
 
 from boundary_bundle import encode
 from boundary_bundle.native import NativeBuild
-from boundary_bundle.shards import Settings, WorkerError, protocol, service_protocol, start_workers, tiny_models
+from boundary_bundle.shards import (
+    Settings,
+    WorkerError,
+    protocol,
+    service_protocol,
+    start_workers,
+    tiny_models,
+)
+from boundary_bundle.shards.service import Address, AddressError
 
 pytestmark = pytest.mark.shards
 
@@ -597,6 +605,8 @@ def test_a_folder_in_which_others_can_write(
     refused = start_failing(patched_build.worker, "--model", str(tiny["tied"]), "--socket", str(path))
     assert "error 1 argument: the folder of the socket" in refused
     assert "nobody else may write there" in refused
+    with pytest.raises(AddressError, match="nobody else may write there"):
+        Address(path)  # that of the service
     assert not list(folder.iterdir())
 
 

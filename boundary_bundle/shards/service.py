@@ -50,7 +50,8 @@ class AddressError(Exception):
 class Address:
     """A listening Unix socket of mode 0600, removed at the end. Raises AddressError.
 
-    A socket that nobody listens on is replaced. ``path`` is :func:`default_socket` when it is not given; its folder is
+    A socket that nobody listens on is replaced. In a folder that is not the user's own, or in which others can write,
+    there is none. ``path`` is :func:`default_socket` when it is not given; its folder is
     then made, private, and removed with the socket.
     """
 
@@ -64,6 +65,7 @@ class Address:
         except (OSError, ValueError) as error:
             raise AddressError(f"cannot listen on {self.path}: {_reason(error)}") from None
         try:
+            _require_own(folder, self.path)
             # Two that find the same dead socket at the same time: only one is to replace it.
             fcntl.flock(folder, fcntl.LOCK_EX)
             self.socket = self._bind()
@@ -116,6 +118,16 @@ def _private_folder(folder: Path) -> None:
     # The folder for temporary files is everybody's: somebody else may have made it first.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise AddressError(f"{folder} is not a folder that is this user's alone (mode 0700); give --socket")
+
+
+def _require_own(folder: int, path: Path) -> None:
+    """Who may write to the folder can put a socket of his own in this one's place. Raises AddressError."""
+    found = os.fstat(folder)
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
+        raise AddressError(
+            f"cannot listen on {path}: its folder has owner {found.st_uid} and mode {stat.S_IMODE(found.st_mode):04o}: "
+            f"it must be that of user {os.geteuid()}, and nobody else may write there"
+        )
 
 
 def _make_room(path: Path) -> None:
