@@ -664,7 +664,7 @@ class Soak:
 
     # -- all of it
 
-    def run(self) -> Tally:
+    def run(self) -> None:
         threads = [threading.Thread(target=self._client, args=(number,), daemon=True) for number in range(CLIENTS)]
         threads.append(threading.Thread(target=self._inject, daemon=True))
         terminal = sys.stderr.isatty()
@@ -691,7 +691,6 @@ class Soak:
             if terminal:
                 print(file=sys.stderr)
             self._finish([thread for thread in threads if thread.ident is not None])
-        return self.tally
 
     def _finish(self, threads: Sequence[threading.Thread]) -> None:
         for thread in [*threads, *self._running]:
@@ -1342,23 +1341,28 @@ def main(arguments: Sequence[str]) -> int:
         except NativeError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
+    interrupted = False
     # A socket's path must be short.
     with tempfile.TemporaryDirectory(prefix="bb-soak-") as name:
         more = {} if options.program is None else {"program": options.program}
-        soak = Soak(
-            Path(name), worker, seed=options.seed, seconds=options.minutes * 60, rate=options.rate, **more, say=_say
-        )
+        tally = Tally(options.seed)
         try:
-            tally = soak.run()
-        except KeyboardInterrupt:
+            soak = Soak(
+                Path(name), worker, seed=options.seed, seconds=options.minutes * 60, rate=options.rate, **more, say=_say
+            )
             tally = soak.tally
-            print("interrupted", file=sys.stderr)
+            soak.run()
+        except KeyboardInterrupt:
+            interrupted = True
     again = f"make soak MINUTES={options.minutes:g} SOAK_ARGS='--seed {options.seed} --rate {options.rate:g}'"
     print(table(tally))
     for line in findings(tally):
         print(f"FOUND {line}")
     if options.json is not None:
         options.json.write_text(json.dumps(numbers(tally), indent=1) + "\n", "utf-8")
+    if interrupted:
+        print("interrupted", file=sys.stderr)
+        return 130
     if options.report:
         file = ROOT / "fuzz" / "reports" / f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d-%H%M}-soak.md"
         file.parent.mkdir(exist_ok=True)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import collections
 import json
+import os
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -88,6 +91,26 @@ def test_planted_faults_are_found(
         assert re.fullmatch(rf"after \d+ s: {example}", told["examples"].get(kind, "nothing")), (kind, told["examples"])
     out, _ = capsys.readouterr()
     assert "to see it again: make soak MINUTES=0.07 SOAK_ARGS='--seed 9 --rate 0.2'" in out
+
+
+@pytest.mark.shards
+def test_an_interrupt_leaves_nothing(patched_build: NativeBuild, tmp_path: Path) -> None:
+    """A service that outlives the soak, or a report of a run that was not made."""
+    command = [sys.executable, soak.__file__, "--worker", str(patched_build.worker), "--minutes", "60", "--report"]
+    reports = list((soak.ROOT / "fuzz" / "reports").iterdir())
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        # A client has saved something.
+        assert soak.until(lambda: bool(list(tmp_path.glob("bb-soak-*/states/client*"))))
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=soak.PATIENCE)
+    assert (process.returncode, err.splitlines()[-1]) == (130, "interrupted")
+    assert "| findings | 0 |" in out
+    assert list(tmp_path.iterdir()) == []
+    assert soak.processes_that_name(tmp_path) == []
+    assert list((soak.ROOT / "fuzz" / "reports").iterdir()) == reports
 
 
 def test_the_report() -> None:
