@@ -1173,6 +1173,24 @@ def abandoned(soak: Soak, draw: random.Random) -> str:
     return "left"
 
 
+def no_memory(soak: Soak, draw: random.Random) -> str:
+    """A worker gets no further memory, or hardly any."""
+    service = soak.service
+    workers = service.workers()
+    if not workers:
+        return "no worker stood"
+    pid = draw.choice(sorted(workers))
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + draw.choice((0, 1 << 16, 1 << 20))
+        resource.prlimit(pid, resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+        soak.wait(draw.uniform(0.5, 2))
+        resource.prlimit(pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    except (OSError, IndexError):
+        return "ended meanwhile"
+    return "went on"
+
+
 _FOLDER = threading.Lock()
 
 
@@ -1226,6 +1244,7 @@ FAULTS: dict[str, tuple[float, Callable[[Soak, random.Random], str]]] = {
     "no room for files": (5, no_room),
     "state folder not writable": (5, no_folder),
     "no descriptors left": (4, no_descriptors),
+    "no memory for a worker": (4, no_memory),
     "sessions abandoned": (4, abandoned),
     "service killed": (0.4, service_killed),
     "service ended": (0.4, service_ended),
