@@ -188,6 +188,26 @@ def test_a_text_that_fits_no_message_to_a_worker(service: Served) -> None:
         assert service.workers() == workers
 
 
+def test_a_worker_without_memory(service: Served) -> None:
+    """An error without shard, operation or cause, or a shard that is lost to it."""
+    with service.client() as client, client.open() as session:
+        session.extend([5, 6, 7])
+        worker = service.workers()[0]
+        size = int(Path(f"/proc/{worker}/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.prlimit(worker, resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
+        with pytest.raises(ServiceError) as caught:
+            client.tokenize("x" * 200_000)
+        error = caught.value
+        assert (error.name, error.operation, error.shard) == ("worker", "tokenize", (0, 2))
+        assert (error.details["worker_operation"], error.details["worker_name"]) == ("tokenize", "no_memory")
+        assert error.cause == "there is no memory for the request or its answer"
+        resource.prlimit(worker, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert len(client.tokenize("x" * 200_000)) > 1
+        session.extend([8])
+        status = client.status()
+        assert (status["restarts"], status["replays"]) == (0, 0)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_an_end_in_the_middle(number: signal.Signals, command: list[str], tmp_path: Path) -> None:
     """A service that waits for a generation to end, or that leaves something when it does not."""
