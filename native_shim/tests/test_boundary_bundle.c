@@ -256,6 +256,7 @@ static void expect(const bb_config *c, const uint8_t *data, size_t size, int cod
     }
     memset(&first, 0, sizeof first);
     EQUAL(bb_decode(c, copy, size, &b, &first), code);
+    EQUAL(bb_decode(c, copy, size, &b, NULL), code); /* details need not be asked for */
     if (code != BB_OK) {
         char text[400];
         EQUAL(first.code, code);
@@ -1480,6 +1481,180 @@ static void test_prepared(const bb_config *c) {
     context = "";
 }
 
+/* ---- arguments of a call --------------------------------------------------- */
+
+/* Limits that are too large, places that are none, indices behind the last. */
+static void test_arguments(const bb_config *c) {
+    static const char *const names[] = {"head_bytes",      "tensors",   "name_bytes", "rank",         "dimension",
+                                        "payload_bytes",   "attribute_bytes", "fragments", "open_bundles",
+                                        "extension_bytes"};
+    uint8_t p[SIZE], memory[SIZE], back[24];
+    bb_config other = *c, broken = *c;
+    bb_limits most;
+    uint64_t *limit = &other.limits.head_bytes, *maximum = &most.head_bytes;
+    bb_bundle b, head;
+    bb_tensor t;
+    bb_attr a;
+    bb_error e;
+    bb_prepared ready;
+    bb_stream s;
+    bb_stream_slot slots[SLOTS];
+    bb_event event;
+    bb_contract none;
+    pool blocks;
+    size_t i, taken, whole;
+    make_base(c, p);
+
+    context = "arguments: limits";
+    bb_limits_default(NULL);
+    bb_limits_maximum(NULL);
+    bb_config_init(NULL);
+    bb_limits_maximum(&most);
+    for (i = 0; i < sizeof names / sizeof names[0]; i++) {
+        other = *c;
+        limit[i] = maximum[i];
+        EQUAL(bb_decode(&other, p, SIZE, &b, &e), BB_OK);
+        limit[i]++;
+        EQUAL(bb_decode(&other, p, SIZE, &b, &e), BB_E_ARGUMENT);
+        CHECK(strncmp(e.field, "limits.", 7) == 0 && strcmp(e.field + 7, names[i]) == 0);
+        CHECK(e.expected == maximum[i] && e.found == limit[i]);
+        EQUAL(bb_decode_head(&other, p, SIZE, &b, &whole, &e), BB_E_ARGUMENT);
+        EQUAL(bb_stream_init(&s, &other, BB_STREAM_CORE, slots, SLOTS, pool_reserve, &blocks), BB_E_ARGUMENT);
+    }
+    broken.crc32c = NULL;
+    EQUAL(bb_decode(&broken, p, SIZE, &b, &e), BB_E_ARGUMENT);
+    EQUAL(bb_decode(NULL, p, SIZE, &b, &e), BB_E_ARGUMENT);
+
+    context = "arguments: places";
+    EQUAL(bb_decode(c, p, SIZE, NULL, &e), BB_E_ARGUMENT);
+    EQUAL(bb_decode(c, NULL, SIZE, &b, &e), BB_E_ARGUMENT);
+    EQUAL(bb_decode(c, NULL, 0, &b, &e), BB_TRUNCATED);
+    EQUAL(bb_decode_head(c, p, SIZE, NULL, &whole, &e), BB_E_ARGUMENT);
+    EQUAL(bb_decode_head(c, NULL, SIZE, &b, &whole, &e), BB_E_ARGUMENT);
+    EQUAL(bb_decode_head(c, NULL, 0, &b, &whole, &e), BB_NEED_MORE);
+    EQUAL(e.code, BB_NEED_MORE);
+    EQUAL(whole, 8);
+    EQUAL(bb_decode_head(c, p, SIZE, &head, NULL, NULL), BB_OK);
+    EQUAL(bb_decode_head(c, p, SIZE, &head, &whole, &e), BB_OK);
+    EQUAL(whole, F0);
+    EQUAL(bb_decode(c, p, SIZE, &b, &e), BB_OK);
+    EQUAL(bb_tensor_at(NULL, 0, &t), BB_E_ARGUMENT);
+    EQUAL(bb_tensor_at(&b, 0, NULL), BB_E_ARGUMENT);
+    EQUAL(bb_tensor_at(&b, 2, &t), BB_E_ARGUMENT);
+    EQUAL(bb_tensor_at(&head, 0, &t), BB_OK);
+    CHECK(t.data == NULL); /* nothing of its payload has come */
+    EQUAL(bb_tensor_at(&b, 0, &t), BB_OK);
+    CHECK(t.data == p + F0 + 64);
+    EQUAL(bb_tensor_find(NULL, "residual", &t), -1);
+    EQUAL(bb_tensor_find(&b, NULL, &t), -1);
+    EQUAL(bb_tensor_find(&b, "residua", &t), -1);
+    EQUAL(bb_tensor_find(&b, "residuals", NULL), -1);
+    EQUAL(bb_tensor_find(&b, "outputs", NULL), 1);
+    EQUAL(bb_tensor_read(NULL, 0, back, sizeof back), BB_E_ARGUMENT);
+    EQUAL(bb_tensor_read(&b, 2, back, sizeof back), BB_E_ARGUMENT);
+    EQUAL(bb_tensor_read(&head, 0, back, sizeof back), BB_E_ARGUMENT);
+    EQUAL(bb_tensor_read(&b, 0, back, sizeof back - 1), BB_E_SPACE);
+    EQUAL(bb_tensor_read(&b, 0, NULL, sizeof back), BB_E_ARGUMENT);
+    EQUAL(bb_tensor_read(&b, 0, back, sizeof back), BB_OK);
+    EQUAL(bb_attr_at(NULL, 0, &a), BB_E_ARGUMENT);
+    EQUAL(bb_attr_at(&b, 0, NULL), BB_E_ARGUMENT);
+    EQUAL(bb_attr_at(&b, 3, &a), BB_E_ARGUMENT);
+    EQUAL(bb_attr_at(&b, 1, &a), BB_OK);
+    CHECK(a.key == 0x4001 && a.length == 3 && a.u64 == 0);
+    EQUAL(bb_attr_find(NULL, 0x4001, &a), -1);
+    EQUAL(bb_attr_find(&b, 0x4002, &a), -1);
+    EQUAL(bb_attr_find(&b, 0x4001, NULL), 1);
+
+    context = "arguments: preparation";
+    EQUAL(bb_prepare_decode(NULL, c, p, SIZE, memory, SIZE, &e), BB_E_ARGUMENT);
+    EQUAL(bb_prepare_decode(&ready, c, p, SIZE, NULL, SIZE, &e), BB_E_SPACE);
+    EQUAL(bb_prepare_decode(&ready, c, p, SIZE, memory, F0 - 1, &e), BB_E_SPACE);
+    EQUAL(bb_prepared_decode(NULL, p, SIZE, &b, &e), BB_E_ARGUMENT);
+    EQUAL(bb_prepared_decode_head(NULL, p, SIZE, &b, &whole, &e), BB_E_ARGUMENT);
+    EQUAL(bb_prepare_decode(&ready, c, p, SIZE, memory, F0, &e), BB_OK);
+    for (i = 0; i < sizeof names / sizeof names[0]; i++) {
+        other = *c;
+        limit[i]--;
+        memset(&blocks, 0, sizeof blocks);
+        EQUAL(bb_stream_init(&s, &other, BB_STREAM_CORE, slots, SLOTS, pool_reserve, &blocks), BB_OK);
+        /* How many bundles are open, and what an extension has, no head is asked. */
+        EQUAL(bb_stream_prepare(&s, &ready), i < 8 ? BB_E_ARGUMENT : BB_OK);
+    }
+    other = *c;
+    other.require_checksums = true;
+    EQUAL(bb_stream_init(&s, &other, BB_STREAM_CORE, slots, SLOTS, pool_reserve, &blocks), BB_OK);
+    EQUAL(bb_stream_prepare(&s, &ready), BB_E_ARGUMENT);
+
+    context = "arguments: streams";
+    EQUAL(bb_stream_init(NULL, c, BB_STREAM_CORE, slots, SLOTS, pool_reserve, &blocks), BB_E_ARGUMENT);
+    EQUAL(bb_stream_init(&s, c, BB_STREAM_CORE, NULL, SLOTS, pool_reserve, &blocks), BB_E_ARGUMENT);
+    EQUAL(bb_stream_init(&s, c, BB_STREAM_CORE, slots, SLOTS, NULL, &blocks), BB_E_ARGUMENT);
+    EQUAL(bb_stream_init(&s, NULL, BB_STREAM_CORE, slots, SLOTS, pool_reserve, &blocks), BB_E_ARGUMENT);
+    EQUAL(bb_stream_init(&s, c, 1u << 15, slots, SLOTS, pool_reserve, &blocks), BB_E_ARGUMENT);
+    EQUAL(bb_stream_init(&s, c, BB_STREAM_CORE, slots, 0, pool_reserve, &blocks), BB_E_ARGUMENT);
+    EQUAL(bb_stream_init(&s, c, BB_STREAM_CLASS, slots, SLOTS - 1, pool_reserve, &blocks), BB_E_ARGUMENT);
+    EQUAL(bb_stream_init(&s, c, BB_STREAM_CLASS, slots, SLOTS, pool_reserve, &blocks), BB_OK);
+    EQUAL(bb_stream_init(&s, c, BB_STREAM_CORE, slots, 1, pool_reserve, &blocks), BB_OK);
+    EQUAL(bb_stream_prepare(NULL, NULL), BB_E_ARGUMENT);
+    EQUAL(bb_stream_push(NULL, p, 1, &taken, &event, &e), BB_E_ARGUMENT);
+    EQUAL(bb_stream_push(&s, p, 1, NULL, &event, &e), BB_E_ARGUMENT);
+    EQUAL(bb_stream_push(&s, p, 1, &taken, NULL, &e), BB_E_ARGUMENT);
+    EQUAL(bb_stream_push(&s, NULL, 1, &taken, &event, &e), BB_E_ARGUMENT);
+    EQUAL(bb_stream_push(&s, NULL, 0, &taken, &event, &e), BB_NEED_MORE);
+    EQUAL(bb_stream_finish(NULL, &e), BB_E_ARGUMENT);
+    EQUAL(bb_stream_finish(&s, NULL), BB_OK);
+    EQUAL(bb_stream_push(&s, p, 9, &taken, &event, &e), BB_NEED_MORE);
+    EQUAL(bb_stream_finish(&s, NULL), BB_TRUNCATED);
+    EQUAL(bb_stream_finish(&s, NULL), BB_TRUNCATED);
+    EQUAL(bb_stream_finish(&s, &e), BB_TRUNCATED);
+    CHECK(e.code == BB_TRUNCATED && e.offset == 9 && e.frame == 0);
+    EQUAL(bb_stream_push(&s, p, 1, &taken, &event, NULL), BB_TRUNCATED);
+    EQUAL(bb_stream_push(&s, p, 1, &taken, &event, &e), BB_TRUNCATED);
+    CHECK(e.code == BB_TRUNCATED && taken == 0);
+
+    context = "arguments: a block that never moves";
+    {
+        static uint8_t places[2 * SIZE];
+        bb_fixed fixed;
+        size_t capacity = 0;
+        memset(&fixed, 0, sizeof fixed);
+        fixed.memory = places;
+        fixed.slot_bytes = SIZE;
+        fixed.slots = 2;
+        CHECK(bb_reserve_fixed(&fixed, 1, NULL, 0, SIZE, &capacity) == places + SIZE && capacity == SIZE);
+        CHECK(bb_reserve_fixed(&fixed, 1, NULL, 0, SIZE + 1, &capacity) == NULL);
+        CHECK(bb_reserve_fixed(&fixed, 2, NULL, 0, 1, &capacity) == NULL);
+    }
+
+    context = "arguments: contracts";
+    memset(&none, 0, sizeof none);
+    EQUAL(bb_decode(c, p, SIZE, &b, &e), BB_OK);
+    EQUAL(bb_contract_compare(NULL, &b, &e), BB_E_ARGUMENT);
+    EQUAL(bb_contract_compare(&none, NULL, &e), BB_E_ARGUMENT);
+    memset(&head, 0, sizeof head);
+    EQUAL(bb_contract_compare(&none, &head, &e), BB_E_ARGUMENT);
+    EQUAL(bb_contract_compare(&none, &b, &e), BB_CONTRACT_EXTRA);
+    EQUAL(bb_contract_compare(&none, &b, NULL), BB_CONTRACT_EXTRA);
+    none.attr_count = 1;
+    EQUAL(bb_contract_compare(&none, &b, &e), BB_E_ARGUMENT);
+    none.attr_count = 0;
+    none.tensor_count = 1;
+    EQUAL(bb_contract_compare(&none, &b, &e), BB_E_ARGUMENT);
+
+    context = "arguments: what an error names";
+    put(p + F1 + 24, 8, 3);
+    seal_header(p + F1);
+    EQUAL(bb_decode(c, p, SIZE, &b, &e), BB_FRAGMENT_LENGTH);
+    CHECK(e.tensor == 1 && strcmp(e.name, "outputs") == 0 && e.frame == F1);
+    put(p + F1 + 24, 8, 2);
+    p[F1 + 64] = 2;
+    put(p + F1 + 48, 4, crc_bits(p + F1 + 64, 2));
+    seal_header(p + F1);
+    EQUAL(bb_decode(c, p, SIZE, &b, &e), BB_BOOL_VALUE);
+    CHECK(e.tensor == 1 && strcmp(e.name, "outputs") == 0);
+    context = "";
+}
+
 #define LONGEST "a23456789b123456789c123456789d123456789e123456789f1234567890123"
 #define TOKENS BB_SYMBOL_TOKENS
 #define MEMBERS ((uint64_t)1 << 40)
@@ -1760,6 +1935,7 @@ int main(void) {
         test_round_trips(&c);
         test_streams(&c);
         test_prepared(&c);
+        test_arguments(&c);
         test_contract(&c);
         test_contract_sentences(&c);
         if (c.crc32c == bb_crc32c_portable) {

@@ -34,6 +34,14 @@ def make(book: Book) -> None:
     for size in (1, 55, 56, 57, 63, 64, 65, 127, 128, 129):
         good("2", f"body-{size}", f"A fragment of {size} bytes and its padding.", B((T("x", "u8", (size,)),)))
 
+    own = B((T("x", "u8", (56,)),)).head()[64 : 64 + 56]
+    good(
+        "2",
+        "payload-is-the-head",
+        "A payload of the bytes of its own head's body, so with the same length and checksum: the type tells them apart.",
+        B((T("x", "u8", (56,), own),)),
+    )
+
     # Unit A
     for slug, comment, magic in (
         ("first-byte", "The first byte without its top bit.", b"\x09BDB\r\n\x1a\n"),

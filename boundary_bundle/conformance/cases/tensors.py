@@ -33,6 +33,19 @@ def names(book: Book) -> None:
     good(
         "3.1", "case", "Names differ by case, and one may begin with the other.", B((T("X"), T("x"), T("xx"), T(".x")))
     )
+    good(
+        "3.1",
+        "each-begins-another",
+        "Sixty-three names, of which each begins all that came before: a set of names that looks at hashes, or at "
+        "beginnings, takes some for others.",
+        B(tuple(T("n" * size, "u8", (0,)) for size in range(63, 0, -1))),
+    )
+    good(
+        "3.1",
+        "each-begins-another-few",
+        "The same of sixteen names.",
+        B(tuple(T("n" * size, "u8", (0,)) for size in range(16, 0, -1))),
+    )
     good("3.1", "order", "The order of tensors is the producer's.", B((T("z"), T("a"), T("m"))))
     # Every neighbour of the alphabet's ranges, and what text handling trips over.
     for byte in (
