@@ -143,6 +143,11 @@ def make(book: Book) -> None:
             "header_reserved",
             52,
         )
+    for slug, at, data in (
+        ("fragment", 128, H + PLAIN.fragments(reserved_2=1)[0] + E),
+        ("end", 256, H + F + PLAIN.end(reserved_2=1 << 63)),
+    ):
+        bad("B4", slug, f"The same field of another frame: {slug}.", data, "header_reserved", at + 52)
     bad(
         "B4",
         "before-B5",
@@ -216,6 +221,15 @@ def make(book: Book) -> None:
             "body_length",
             24,
         )
+    bad(
+        "B11",
+        "size-24-whole",
+        "A head body of 24 bytes in a bundle that has its end: zeros of the padding would pass for the rest of the fixed "
+        "part.",
+        frame(HEAD, bytes(24)) + end(),
+        "body_length",
+        24,
+    )
     bad("B11", "before-B12", "The length comes before field_a.", frame(HEAD, bytes(24), 1, 1), "body_length", 24)
     bad("B12", "field-a", "A head's field_a.", frame(HEAD, bytes(32), 1) + end(), "head_fields", 32)
     bad(

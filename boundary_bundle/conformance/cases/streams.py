@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import permutations
 
 from ..book import Book
-from ..builder import MAGIC, B, T, frame
+from ..builder import MAGIC, A, B, T, frame
 
 TITLE = "streams: orders, interleaving, repeats, pieces, ends (specification, 2.3, 6 and 11)"
 
@@ -389,6 +389,9 @@ def ends(book: Book) -> None:
     ):
         bad("truncated", f"at-{size}", f"The input ends {what}.", data[:size], "truncated", size)
     bad("truncated", "no-magic", "Seven bytes that begin no bundle are an incomplete unit.", b"GARBAGE", "truncated", 7)
+    large = B(attributes=(A(0x4001, "bytes", bytes(100)),)).encode()  # a head of 256 bytes, and its end
+    for size, what in ((256, "after a head that declares no payload"), (319, "one byte before the end does")):
+        bad("truncated", f"large-{size}", f"The input ends {what}.", large[:size], "truncated", size)
     bad("truncated", "extension", "The input ends in an extension.", h + frame(1, bytes(100))[:150], "truncated", 278)
     bad("truncated", "second-bundle", "The input ends in a second bundle.", data + h, "truncated", 448, before=[plain])
     bad(
