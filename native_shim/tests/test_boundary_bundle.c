@@ -1481,6 +1481,13 @@ static void test_prepared(const bb_config *c) {
     context = "";
 }
 
+/* A block of one byte less than was asked for. */
+static void *less_reserve(void *user, uint32_t slot, void *old, size_t used, size_t need, size_t *capacity) {
+    void *block = pool_reserve(user, slot, old, used, need, capacity);
+    *capacity = need - 1;
+    return block;
+}
+
 /* ---- arguments of a call --------------------------------------------------- */
 
 /* Limits that are too large, places that are none, indices behind the last. */
@@ -1549,7 +1556,8 @@ static void test_arguments(const bb_config *c) {
     EQUAL(bb_tensor_find(&b, NULL, &t), -1);
     EQUAL(bb_tensor_find(&b, "residua", &t), -1);
     EQUAL(bb_tensor_find(&b, "residuals", NULL), -1);
-    EQUAL(bb_tensor_find(&b, "outputs", NULL), 1);
+    EQUAL(bb_tensor_find(&b, "outputs", &t), 1);
+    CHECK(t.rank == 1 && t.dims[0] == 2 && t.dims[1] == 0);
     EQUAL(bb_tensor_read(NULL, 0, back, sizeof back), BB_E_ARGUMENT);
     EQUAL(bb_tensor_read(&b, 2, back, sizeof back), BB_E_ARGUMENT);
     EQUAL(bb_tensor_read(&head, 0, back, sizeof back), BB_E_ARGUMENT);
@@ -1563,6 +1571,7 @@ static void test_arguments(const bb_config *c) {
     CHECK(a.key == 0x4001 && a.length == 3 && a.u64 == 0);
     EQUAL(bb_attr_find(NULL, 0x4001, &a), -1);
     EQUAL(bb_attr_find(&b, 0x4002, &a), -1);
+    EQUAL(bb_attr_find(&b, 0, &a), -1); /* the padding behind the last */
     EQUAL(bb_attr_find(&b, 0x4001, NULL), 1);
 
     context = "arguments: preparation";
@@ -1604,13 +1613,50 @@ static void test_arguments(const bb_config *c) {
     EQUAL(bb_stream_finish(NULL, &e), BB_E_ARGUMENT);
     EQUAL(bb_stream_finish(&s, NULL), BB_OK);
     EQUAL(bb_stream_push(&s, p, 9, &taken, &event, &e), BB_NEED_MORE);
+    EQUAL(bb_stream_push(&s, NULL, 0, &taken, &event, &e), BB_NEED_MORE);
     EQUAL(bb_stream_finish(&s, NULL), BB_TRUNCATED);
     EQUAL(bb_stream_finish(&s, NULL), BB_TRUNCATED);
     EQUAL(bb_stream_finish(&s, &e), BB_TRUNCATED);
     CHECK(e.code == BB_TRUNCATED && e.offset == 9 && e.frame == 0);
     EQUAL(bb_stream_push(&s, p, 1, &taken, &event, NULL), BB_TRUNCATED);
+    memset(&e, 0, sizeof e);
     EQUAL(bb_stream_push(&s, p, 1, &taken, &event, &e), BB_TRUNCATED);
     CHECK(e.code == BB_TRUNCATED && taken == 0);
+
+    context = "arguments: a block that is too small";
+    memset(&blocks, 0, sizeof blocks);
+    EQUAL(bb_stream_init(&s, c, BB_STREAM_CORE, slots, SLOTS, less_reserve, &blocks), BB_OK);
+    EQUAL(bb_stream_push(&s, p, SIZE, &taken, &event, &e), BB_E_MEMORY);
+    EQUAL(bb_stream_finish(&s, &e), BB_TRUNCATED); /* inside the frame that no memory was given for */
+    CHECK(e.offset == 64 && e.frame == 0);
+    pool_free(&blocks);
+
+    context = "arguments: a prepared stream";
+    memset(&blocks, 0, sizeof blocks);
+    EQUAL(bb_stream_init(&s, c, BB_STREAM_CORE, slots, SLOTS, pool_reserve, &blocks), BB_OK);
+    EQUAL(bb_stream_prepare(&s, &ready), BB_OK);
+    EQUAL(bb_stream_push(&s, p, SIZE, &taken, &event, &e), BB_OK);
+    CHECK(event.kind == BB_EVENT_HEAD && event.bundle->known);
+    pool_free(&blocks);
+
+    context = "arguments: a single stream with another bundle open";
+    {
+        uint8_t two[4 * 128], body[32];
+        size_t n = 0;
+        memset(body, 0, sizeof body);
+        memset(&blocks, 0, sizeof blocks);
+        n += frame(two + n, 0x81, 1, 0, 0, body, sizeof body);
+        n += frame(two + n, 0x81, 2, 0, 0, body, sizeof body);
+        n += frame(two + n, 0x83, 1, 0, 0, NULL, 0);
+        n += frame(two + n, 0x83, 2, 0, 0, NULL, 0);
+        EQUAL(bb_stream_init(&s, c, BB_STREAM_CLASS | BB_STREAM_SINGLE, slots, SLOTS, pool_reserve, &blocks), BB_OK);
+        for (i = 0; i < n; i += taken) {
+            EQUAL(bb_stream_push(&s, two + i, n - i, &taken, &event, &e), BB_OK);
+        }
+        EQUAL(bb_stream_push(&s, two, 0, &taken, &event, &e), BB_NEED_MORE);
+        EQUAL(bb_stream_push(&s, two, 1, &taken, &event, &e), BB_TRAILING_BYTES);
+        pool_free(&blocks);
+    }
 
     context = "arguments: a block that never moves";
     {
@@ -1809,6 +1855,103 @@ static void test_contract(const bb_config *c) {
 }
 
 /* A mismatch that says where, but not what was expected and found. */
+/* What is no contract, and what only looks so. */
+static void test_contract_arguments(const bb_config *c) {
+    static uint8_t p[4096];
+    static const uint8_t bytes[16] = {1, 2};
+    static char longest[64];
+    bb_contract_tensor rules[3];
+    bb_contract_attr wanted;
+    bb_contract k;
+    bb_tensor t[3];
+    bb_attr a[2];
+    bb_desc d;
+    bb_bundle b;
+    bb_error e;
+    size_t n, i;
+    memset(&k, 0, sizeof k);
+    memset(&d, 0, sizeof d);
+    memset(&wanted, 0, sizeof wanted);
+    k.tensors = rules;
+    k.attrs = &wanted;
+    d.tensors = t;
+    d.attrs = a;
+    memset(longest, 'n', 63);
+
+    context = "contracts: eight dimensions, a symbol in the last";
+    tensor(&t[0], longest, BB_U8, BB_LITTLE, 255, 8, 1, 1, 1, bytes);
+    for (i = 3; i < 8; i++) {
+        t[0].dims[i] = i == 7 ? 5 : 1;
+    }
+    contract_tensor(&rules[0], longest, BB_U8, 255, 8, 0, 1, 0, 1);
+    for (i = 2; i < 7; i++) {
+        rules[0].dims[i].number = 1;
+    }
+    rules[0].dims[7].symbols = MEMBERS;
+    d.tensor_count = k.tensor_count = 1;
+    EQUAL(bb_encode(c, &d, p, sizeof p, &n, &e), BB_OK);
+    EQUAL(bb_decode(c, p, n, &b, &e), BB_OK);
+    EQUAL(bb_contract_compare(&k, &b, &e), BB_OK);
+    rules[0].dtype = BB_I8;
+    EQUAL(bb_contract_compare(&k, &b, &e), BB_CONTRACT_DTYPE);
+    rules[0].rank = 9;
+    EQUAL(bb_contract_compare(&k, &b, &e), BB_E_ARGUMENT);
+    rules[0].rank = 8;
+    rules[0].dtype = BB_U8;
+    rules[0].name = NULL;
+    EQUAL(bb_contract_compare(&k, &b, &e), BB_E_ARGUMENT);
+
+    context = "contracts: what lies behind the rank";
+    tensor(&t[0], "sum", BB_U8, BB_LITTLE, 255, 1, 7, 0, 0, bytes);
+    tensor(&t[1], "deeper", BB_U8, BB_LITTLE, 255, 2, 1, 5, 0, bytes);
+    tensor(&t[2], "alone", BB_U8, BB_LITTLE, 255, 1, 6, 0, 0, bytes);
+    contract_tensor(&rules[0], "sum", BB_U8, 255, 1, MEMBERS, 1, ROWS, UINT64_MAX);
+    contract_tensor(&rules[1], "deeper", BB_U8, 255, 1, 0, 1, MEMBERS, 0);
+    contract_tensor(&rules[2], "alone", BB_U8, 255, 1, MEMBERS, 0, 0, 0);
+    d.tensor_count = k.tensor_count = 3;
+    EQUAL(bb_encode(c, &d, p, sizeof p, &n, &e), BB_OK);
+    EQUAL(bb_decode(c, p, n, &b, &e), BB_OK);
+    EQUAL(bb_contract_compare(&k, &b, &e), BB_CONTRACT_SHAPE);
+    CHECK(e.tensor == 1 && strcmp(e.field, "rank") == 0);
+    rules[0].dims[1].number = 0;
+    t[1].rank = 1;
+    EQUAL(bb_encode(c, &d, p, sizeof p, &n, &e), BB_OK);
+    EQUAL(bb_decode(c, p, n, &b, &e), BB_OK);
+    EQUAL(bb_contract_compare(&k, &b, &e), BB_OK);
+    context = "contracts: two symbols are not one that stands alone";
+    rules[1].dims[0].symbols = TOKENS | ROWS;
+    rules[1].dims[0].number = 0;
+    EQUAL(bb_contract_compare(&k, &b, &e), BB_E_ARGUMENT);
+
+    context = "contracts: attributes and their values";
+    d.tensor_count = 1;
+    d.attr_count = k.attr_count = 1;
+    attr(&a[0], 0x4001, BB_ATTR_BYTES, "", 0, 0);
+    EQUAL(bb_encode(c, &d, p, sizeof p, &n, &e), BB_OK);
+    EQUAL(bb_decode(c, p, n, &b, &e), BB_OK);
+    contract_tensor(&rules[0], "sum", BB_U8, 255, 1, 0, 7, 0, 0);
+    k.tensor_count = 1;
+    attr(&wanted.attr, 0x4001, BB_ATTR_BYTES, NULL, 0, 0);
+    EQUAL(bb_contract_compare(&k, &b, &e), BB_OK);
+    rules[0].name = "other";
+    wanted.any = true;
+    wanted.attr.length = 5; /* which a rule of any value does not look at */
+    EQUAL(bb_contract_compare(&k, &b, &e), BB_CONTRACT_MISSING);
+    wanted.any = false;
+    EQUAL(bb_contract_compare(&k, &b, &e), BB_E_ARGUMENT);
+    attr(&wanted.attr, 0x4100, BB_ATTR_F64, NULL, 8, 0);
+    EQUAL(bb_contract_compare(&k, &b, &e), BB_CONTRACT_ATTRIBUTE);
+
+    context = "a record that is an attribute";
+    attr(&a[0], 0x4001, BB_ATTR_I64, NULL, 0, 0);
+    attr(&a[1], 0x4002, BB_ATTR_BYTES, "abcdefgh", 8, 0);
+    d.attr_count = 2;
+    EQUAL(bb_encode(c, &d, p, sizeof p, &n, &e), BB_OK);
+    EQUAL(bb_decode(c, p, n, &b, &e), BB_OK);
+    EQUAL(bb_tensor_find(&b, "abcdefgh", NULL), -1);
+    context = "";
+}
+
 static void test_contract_sentences(const bb_config *c) {
     static uint8_t p[4096];
     static char sha[32], other_sha[32];
@@ -1937,6 +2080,7 @@ int main(void) {
         test_prepared(&c);
         test_arguments(&c);
         test_contract(&c);
+        test_contract_arguments(&c);
         test_contract_sentences(&c);
         if (c.crc32c == bb_crc32c_portable) {
             break;
