@@ -132,6 +132,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         HOLDS((ready == BB_OK) == (head_code == BB_OK), "the head is %d and its preparation %d", head_code, ready);
         if (ready == BB_OK) {
             size_t prepared_bytes = 0;
+            HOLDS(bb_prepare_decode(&prepared, &c, data, size, memory, frame_bytes - 1, NULL) == BB_E_SPACE,
+                  "a preparation needs less room");
+            bb_prepare_decode(&prepared, &c, data, size, memory, size + 128, NULL);
             HOLDS(bb_prepared_decode_head(&prepared, data, size, &second, &prepared_bytes, NULL) == BB_OK &&
                       prepared_bytes == frame_bytes,
                   "the prepared head is another");

@@ -48,9 +48,9 @@ static void draw_tensor(source *s, bb_tensor *t) {
     if (choice < 200) {
         strcpy(t->name, names[choice % 8]);
     } else { /* without an end, now and then */
-        length = choice % 66;
+        length = byte(s) % 66;
         for (i = 0; i < length && i < 64; i++) {
-            t->name[i] = (char)byte(s);
+            t->name[i] = choice < 228 ? (char)byte(s) : 'n';
         }
     }
     choice = byte(s);
@@ -146,6 +146,10 @@ static void write_all(const bb_config *c, const bb_desc *d, uint64_t size) {
         compare(c, d, out, (size_t)size);
         second = bb_encode(c, d, again, (size_t)size - 1, &written, &e);
         HOLDS(second == BB_E_SPACE, "a byte less room, and %d", second);
+        second = bb_encode_parts(c, d, parts, (size_t)part_count - 1, &count, scratch, (size_t)scratch_size, &e);
+        HOLDS(second == BB_E_SPACE, "a part less, and %d", second);
+        second = bb_encode_parts(c, d, parts, (size_t)part_count, &count, scratch, (size_t)scratch_size - 1, &e);
+        HOLDS(second == BB_E_SPACE, "a byte less for what lies between the payloads, and %d", second);
         fuzz_accepted++;
     }
     free(out);

@@ -128,6 +128,13 @@ def orders(book: Book) -> None:
         + e,
         cls="stream",
     )
+    good(
+        "11",
+        "extensions-between-all",
+        "An extension frame before every fragment of two tensors, in canonical order.",
+        split,
+        data=h + b"".join(frame(1, bytes(place)) + part for place, part in enumerate(parts)) + e,
+    )
     many = B((T("x", "u8", (64 * 40,)),), fragment_size=64)
     evens, odds = many.fragments()[0::2], many.fragments()[1::2]
     good(
