@@ -18,9 +18,10 @@
 #   make fuzz-loader  damage COUNT model files and start workers on them, with a dated report in fuzz/reports (COUNT=5000)
 #   make soak         a service under traffic and a fault every second for MINUTES minutes (MINUTES=60,
 #                     SOAK_ARGS="--seed N --rate N --json FILE"), with a dated report in fuzz/reports
+#   make mutants      each check of both decoders flipped or removed: a vector notices, or a note says why none can
 #   make clean-cache  remove everything that this project put into its cache folder
 
-.PHONY: help demo test test-long test-sessions check static audit lock patches-check bench bench-sessions fuzz fuzz-long fuzz-loader soak clean-cache
+.PHONY: help demo test test-long test-sessions check static audit lock patches-check bench bench-sessions fuzz fuzz-long fuzz-loader soak mutants clean-cache
 .DEFAULT_GOAL := help
 # One build at a time; each uses every core by itself.
 .NOTPARALLEL:
@@ -108,6 +109,9 @@ MINUTES ?= 60
 
 soak:
 	@$(SET_UP); exec "$$venv" tests/soak.py --minutes "$(MINUTES)" --report $(SOAK_ARGS)
+
+mutants:
+	@$(call SET_UP_PYTHON); exec "$$venv" fuzz/mutants.py --report $(MUTANTS_ARGS)
 
 clean-cache:
 	@base=; $(FIND_PYTHON); "$$base" -I $(BOOTSTRAP) clean

@@ -781,8 +781,10 @@ SUMS = {
 def overview(reports: Sequence[tuple[str, dict[str, Any]]]) -> str:
     """fuzz/reports/README.md: the reports, by name and content, and their sums."""
     out = [
-        "Reports of `make fuzz-long` and, with `-loader` or `-soak` in their names, of `make fuzz-loader` and "
-        "`make soak`, by date. Executions of the first, and findings:\n"
+        "Reports of `make fuzz-long` and, with `-loader`, `-soak`, `-mutants` or `-planted` in their names, of "
+        "`make fuzz-loader`, `make soak`, `make mutants` and `fuzz/planted.py`, by date. Executions of the first, and "
+        "findings:
+"
     ]
     out.append(f"| report | {' | '.join(SUMS)} | findings |")
     out.append("|---|" + "---|" * (len(SUMS) + 1))

@@ -38,7 +38,7 @@ def make(book: Book) -> None:
     good(
         "2",
         "payload-is-the-head",
-        "A payload of the bytes of its own head's body, so with the same length and checksum: the type tells them apart.",
+        "A payload of the bytes of its own head's body, with the same length and checksum: the type tells them apart.",
         B((T("x", "u8", (56,), own),)),
     )
 
@@ -224,8 +224,7 @@ def make(book: Book) -> None:
     bad(
         "B11",
         "size-24-whole",
-        "A head body of 24 bytes in a bundle that has its end: zeros of the padding would pass for the rest of the fixed "
-        "part.",
+        "A head body of 24 bytes in a bundle that has its end: padding would pass for the rest of the fixed part.",
         frame(HEAD, bytes(24)) + end(),
         "body_length",
         24,
