@@ -163,7 +163,8 @@ def find(build: Path, seconds: int, fuzz_all: bool) -> list[Found]:
             run.say(f"{plant.function}, {plant.check}: c-{plant.target} for at most {seconds} s")
             hit, kind, after, took = with_fuzzing(tools, plant.target, number, seconds)
             if hit:
-                row.by, row.what, row.after, row.seconds = f"c-{plant.target}", kind, after, took
+                row.by, row.after, row.seconds = f"c-{plant.target}", after, took
+                row.what = re.sub(r"/\S*/", "", kind)
         found.append(row)
     return found
 

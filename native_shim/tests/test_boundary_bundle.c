@@ -1892,6 +1892,9 @@ static void test_contract_arguments(const bb_config *c) {
     EQUAL(bb_encode(c, &d, p, sizeof p, &n, &e), BB_OK);
     EQUAL(bb_decode(c, p, n, &b, &e), BB_OK);
     EQUAL(bb_contract_compare(&k, &b, &e), BB_OK);
+    rules[0].dims[7].number = 1; /* no longer alone */
+    EQUAL(bb_contract_compare(&k, &b, &e), BB_E_ARGUMENT);
+    rules[0].dims[7].number = 0;
     rules[0].dtype = BB_I8;
     EQUAL(bb_contract_compare(&k, &b, &e), BB_CONTRACT_DTYPE);
     rules[0].rank = 9;

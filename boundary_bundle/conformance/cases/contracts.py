@@ -91,6 +91,17 @@ def make(book: Book) -> None:
     )
     good(
         "5.3",
+        "n_tokens-alone",
+        "The one attribute says what tokens is; it stands alone in no dimension.",
+        B((T("seq_offsets", "u32", (4,)),), (A(0x8006, "u64", u64(3)),)),
+        contract=contract(
+            [("seq_offsets", "u32", ("tokens+1",), None)],
+            [(0x8006, "u64", None)],
+            "boundary-bundle contract 1\nattribute 0x8006 u64 *\ntensor seq_offsets u32 [tokens+1] -\n",
+        ),
+    )
+    good(
+        "5.3",
         "no-part-of-it",
         "Byte order, fragment size and checksums are no part of a contract.",
         B(

@@ -657,6 +657,17 @@ def sizes(book: Book) -> None:
         "limit_payload_bytes",
         R + 8,
     )
+    for slug, dims in (("first", (2**40, 2**40, 1)), ("between", (1, 2**40, 2**40, 1, 1))):
+        bad(
+            "D23",
+            f"wraps-{slug}",
+            "2^80 elements at the largest limits, and dimensions of 1 behind them, which fit again.",
+            head(record(dims=dims)) + end(),
+            "limit_payload_bytes",
+            R + 8,
+            limits=HUGE,
+            flags=["address_64"],
+        )
     bad(
         "D23",
         "max-by-0",
