@@ -874,6 +874,18 @@ def make(book: Book) -> None:
         193,
     )
     bad("C4", "last", "The last byte.", bool_head + fragment(b"\1\0\2") + bool_end, "bool_value", 194)
+    twenty = B((T("x", "bool", (20,)),))
+    for place in (0, 7, 8, 15, 16):
+        values = bytearray(20)
+        values[place] = 2
+        bad(
+            "C4",
+            f"of-twenty-{place}",
+            f"Byte {place} of twenty, the others zero: whoever looks at eight at a time looks at each.",
+            twenty.head() + fragment(bytes(values)) + twenty.end(),
+            "bool_value",
+            192 + place,
+        )
     many = B((T("x", "bool", (130,)),), fragment_size=64)
     parts = many.fragments()
     bad(
