@@ -591,6 +591,22 @@ def test_q8_0_blocks() -> None:
     assert decode(encode(Bundle([empty]))).tensor("x").shape == (3, 0)
 
 
+@pytest.mark.parametrize("gone", ["a", "b"])
+def test_the_error_names_the_tensor_that_misses_a_fragment(gone: str) -> None:
+    """A sentence that leaves the user with all tensors to look through."""
+    data = encode(Bundle([Tensor("a", np.zeros(3, np.float32)), Tensor("b", np.zeros(3, np.float32))]))
+    frames = {"a": data[-320:-192], "b": data[-192:-64]}
+    with pytest.raises(BundleError) as caught:
+        decode(data[:-320] + b"".join(frame for name, frame in frames.items() if name != gone) + data[-64:])
+    assert (caught.value.name, caught.value.tensor) == (
+        ("fragment_missing", "b") if gone == "b" else ("fragment_order", "b")
+    )
+    decoder = Decoder("stream")
+    with pytest.raises(BundleError) as caught:
+        decoder.feed(data.replace(frames[gone], b""))
+    assert (caught.value.name, caught.value.tensor) == ("fragment_missing", gone)
+
+
 def test_views_and_copies() -> None:
     """A copy of every payload where a view would do; a writable or unaligned array."""
     values = np.arange(64, dtype=np.float32)
