@@ -22,12 +22,13 @@ from typing import Any
 from mutants_model import Fate, Mutant, numbered
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Modules that decode, and of those that also do other things the functions and classes that do not.
+#: Modules that decode, and of those that also do other things the functions and classes that do not, or that have run
+#: when a mutant is made.
 MODULES = {
     "decoder": (),
     "contract": (),
     "layout": ("struct_format",),
-    "dtypes": ("dtype_of", "order_of", "to_order", "payload_view", "DType.logical_shape"),
+    "dtypes": ("dtype_of", "order_of", "to_order", "payload_view", "DType.logical_shape", "DType.__init__"),
     "prepared": ("_EncoderForm", "_TensorForm", "PreparedEncoder"),
 }
 #: What is run where no vector notices: arguments of a call, and what a caller sees of a decoder.

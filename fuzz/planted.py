@@ -156,7 +156,8 @@ def find(build: Path, seconds: int, fuzz_all: bool) -> list[Found]:
         if row.by == "nothing" or fuzz_all:
             if not ready:
                 codec = build / "planted-codec.c"
-                codec.write_text(text, encoding="ascii")
+                if not codec.exists() or codec.read_text("ascii") != text:
+                    codec.write_text(text, encoding="ascii")
                 run.build_c(tools, sorted({one.target for one in PLANTS}), codec=codec)
                 run.make_seeds(tools)
                 ready = True

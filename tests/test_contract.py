@@ -199,6 +199,9 @@ def test_symbols_stand_alone_somewhere() -> None:
     assert contract.compare(Bundle([Tensor("a", np.zeros(4, np.uint8))], {"n_tokens": 3})) == {"tokens": 3}
     with pytest.raises(ContractMismatch, match="contract_shape"):
         contract.compare(Bundle([Tensor("a", np.zeros(4, np.uint8))], {"n_tokens": 4}))
+    # n_tokens is the value of tokens, and of no other symbol.
+    with pytest.raises(ValueError, match="'n' open"):
+        Contract([TensorRule("a", "u8", ("n+1",))], {"n_tokens": ANY})
 
 
 def test_tokens_are_what_the_bundle_says() -> None:
@@ -235,6 +238,7 @@ def test_a_symbol_without_its_dimension() -> None:
 
 def test_any_value() -> None:
     """An attribute that may have any value, and may be absent or of another type after all."""
+    assert AnyValue().type is None
     contract = Contract((), {"n_tokens": ANY, 0x0100: AnyValue("bytes"), "n_layer": 30, "n_seqs": AnyValue("u64")})
     good = Attributes({"n_tokens": 5, "n_seqs": 0, "n_layer": 30, 0x0100: b""})
     assert contract.compare(Bundle((), good)) == {}
@@ -287,6 +291,10 @@ def test_records_are_taken_as_they_are() -> None:
     assert contract.compare(Bundle((), [record])) == {}
     with pytest.raises(ContractMismatch):
         contract.compare(Bundle((), {0x0100: 0}))
+    # Their types too, which values alone would not give; and from whatever gives them once.
+    unsigned = Attribute(0x0100, 1, bytes(8))
+    for given in (Attributes([unsigned]), [unsigned], iter([unsigned])):
+        assert Contract((), given).attributes.record(0x0100) == unsigned
 
 
 def test_the_text_of_the_specification() -> None:
