@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from mutants_model import Fate, Mutant, numbered
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -198,7 +199,16 @@ class Vectors:
         for vector in alone:
             if vector.result == "valid":
                 known.setdefault(self._alike(vector), []).append(vector)
-        self.pairs = [(first, second) for second in alone for first in known.get(self._alike(second), ())[-8:]]
+        self.pairs = [
+            (first, second) for second in alone for first in self._nearest(second, known.get(self._alike(second), []))
+        ]
+
+    @staticmethod
+    def _nearest(vector: Any, others: Sequence[Any]) -> list[Any]:
+        """The two that differ from it in the fewest bytes: a form fits none that differs in more than values."""
+        data = np.frombuffer(vector.data, np.uint8)
+        away = {other.id: int((np.frombuffer(other.data, np.uint8) != data).sum()) for other in others}
+        return sorted((other for other in others if other is not vector), key=lambda other: away[other.id])[:2]
 
     @staticmethod
     def _alike(vector: Any) -> tuple[int, str]:

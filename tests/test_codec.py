@@ -605,6 +605,10 @@ def test_the_error_names_the_tensor_that_misses_a_fragment(gone: str) -> None:
     with pytest.raises(BundleError) as caught:
         decoder.feed(data.replace(frames[gone], b""))
     assert (caught.value.name, caught.value.tensor) == ("fragment_missing", gone)
+    at = data.index(frames[gone]) + 64
+    with pytest.raises(BundleError) as caught:
+        Decoder("stream").feed(data[:at] + b"\1" + data[at + 1 :])
+    assert (caught.value.name, caught.value.tensor) == ("body_crc", gone)
 
 
 def test_views_and_copies() -> None:

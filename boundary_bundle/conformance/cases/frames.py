@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..book import Book
-from ..builder import END, HEAD, MAGIC, B, T, end, fragment, frame, head, record
+from ..builder import END, HEAD, MAGIC, A, B, T, end, fragment, frame, head, record
 
 TITLE = "frame headers, bodies and padding (specification, 2 and units A to C of 6)"
 
@@ -715,6 +715,17 @@ def make(book: Book) -> None:
         H + F[:75] + bytes([BODY[11] ^ 128]) + F[76:] + E,
         "body_crc",
         176,
+    )
+    value = B(attributes=(A(0x4001, "u64", bytes(8)),))
+    whole = value.encode()
+    good("2.1", "attribute-value", "The bundle whose attribute the next one's head has another value of.", value)
+    bad(
+        "C1",
+        "attribute-value",
+        "One bit of an attribute's value flipped, and the checksum left: no value may be taken from a body by itself.",
+        whole[:104] + b"\1" + whole[105:],
+        "body_crc",
+        48,
     )
     bad("C1", "extension", "An extension's checksum counts.", H + frame(1, b"abc", body_crc=0) + F + E, "body_crc", 176)
     bad(
