@@ -611,6 +611,20 @@ def test_the_error_names_the_tensor_that_misses_a_fragment(gone: str) -> None:
     assert (caught.value.name, caught.value.tensor) == ("body_crc", gone)
 
 
+def test_any_buffer_is_its_bytes() -> None:
+    """A buffer of other elements, of more dimensions or with gaps that is read as something else, or copied in vain."""
+    bundle = Bundle([Tensor("a", np.arange(64, dtype=np.float32))])
+    whole = np.frombuffer(encode(bundle), np.uint8)
+    for buffer in (whole.reshape(2, -1), whole.view(np.uint32), whole.view(np.uint32).reshape(-1, 4)):
+        assert bits_equal(decode(buffer), bundle)
+        assert np.shares_memory(decode(buffer)["a"], whole)
+    for gaps in (np.repeat(whole, 2)[::2], np.repeat(whole.view(np.uint32), 3)[::3]):
+        assert bits_equal(decode(gaps), bundle)
+    for empty in (b"", np.zeros(0, np.uint32), np.zeros((0, 3), np.uint8)):
+        with pytest.raises(BundleError, match="truncated"):
+            decode(empty)
+
+
 def test_views_and_copies() -> None:
     """A copy of every payload where a view would do; a writable or unaligned array."""
     values = np.arange(64, dtype=np.float32)
