@@ -611,6 +611,12 @@ def test_the_error_names_the_tensor_that_misses_a_fragment(gone: str) -> None:
     assert (caught.value.name, caught.value.tensor) == ("body_crc", gone)
 
 
+def test_a_decoder_is_of_one_class_or_the_other() -> None:
+    """A misspelt class that decodes as a stream."""
+    with pytest.raises(ValueError, match="'core' or 'stream'"):
+        Decoder("streams")
+
+
 def test_any_buffer_is_its_bytes() -> None:
     """A buffer of other elements, of more dimensions or with gaps that is read as something else, or copied in vain."""
     bundle = Bundle([Tensor("a", np.arange(64, dtype=np.float32))])

@@ -279,6 +279,9 @@ def records(book: Book) -> None:
             "attribute_value",
             S + 10,
         )
+    book.good(
+        "D59", "sound", "The text that the ones before hold but for their last byte.", B((), (A(1, "text", b"abc"),))
+    )
     bad(
         "D59",
         "first-of-two",
