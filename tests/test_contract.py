@@ -292,9 +292,10 @@ def test_records_are_taken_as_they_are() -> None:
     with pytest.raises(ContractMismatch):
         contract.compare(Bundle((), {0x0100: 0}))
     # Their types too, which values alone would not give; and from whatever gives them once.
-    unsigned = Attribute(0x0100, 1, bytes(8))
-    for given in (Attributes([unsigned]), [unsigned], iter([unsigned])):
-        assert Contract((), given).attributes.record(0x0100) == unsigned
+    for kind in (1, 2):
+        typed = Attribute(0x0100, kind, bytes(8))
+        for given in (Attributes([typed]), [typed], iter([typed])):
+            assert Contract((), given).attributes.record(0x0100) == typed
 
 
 def test_the_text_of_the_specification() -> None:
