@@ -250,10 +250,10 @@ def build(program: str, folder: Path, compiler: str, flags: Sequence[str]) -> Pr
     text = folder / "mutants-codec.c"
     text.write_text(program, encoding="ascii")
     codec = folder / "mutants-codec.o"
-    common = [compiler, "-std=gnu11", "-w", *flags, f"-I{SHIM}"]
+    common = [compiler, "-std=c11", "-w", *flags, f"-I{SHIM}"]
     for command in (
         [*common, "-c", str(text), "-o", str(codec)],
-        [*common, str(ROOT / "fuzz" / "mutants.c"), str(codec), "-o", str(made.vectors)],
+        [*common, str(SHIM / "tests" / "run_mutants.c"), str(codec), "-o", str(made.vectors)],
         [*common, str(SHIM / "tests" / "test_boundary_bundle.c"), str(codec), "-o", str(made.tests)],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -5,12 +5,13 @@
  *
  *     NUMBER lives|differs|crashes|hangs VECTORS LAST_VECTOR
  *
- * mutants_c.py writes and links the codec, whose variable bb_mutant chooses.
+ * fuzz/mutants_c.py writes and links the codec, whose variable bb_mutant chooses.
  *
  * SPDX-License-Identifier: MIT
  */
+#define _GNU_SOURCE /* mmap and its anonymous memory */
 #define main run_vectors_main
-#include "../native_shim/tests/run_vectors.c"
+#include "run_vectors.c"
 #undef main
 
 #include <signal.h>
@@ -33,6 +34,9 @@ static void run_all(char *file, place *at) {
     bool open = false;
     for (line = file; *line != '\0'; line = next) {
         next = strchr(line, '\n');
+        if (next == NULL) {
+            fatal("the file ends inside a line");
+        }
         *next++ = '\0';
         if (strncmp(line, "vector ", 7) == 0) {
             begin(&v, line + 7);
@@ -46,8 +50,10 @@ static void run_all(char *file, place *at) {
             }
             finish(&v);
             open = false;
-        } else {
+        } else if (open) {
             read_line(&v, line, NULL);
+        } else {
+            fatal("a line outside a vector");
         }
     }
 }
@@ -58,7 +64,7 @@ int main(int argc, char **argv) {
     place *at;
     rlim_t patience;
     if (argc != 3) {
-        fatal("mutants FILE SECONDS");
+        fatal("run_mutants FILE SECONDS");
     }
     file = read_file(argv[1]);
     patience = (rlim_t)atoi(argv[2]);
