@@ -783,8 +783,7 @@ def overview(reports: Sequence[tuple[str, dict[str, Any]]]) -> str:
     out = [
         "Reports of `make fuzz-long` and, with `-loader`, `-soak`, `-mutants` or `-planted` in their names, of "
         "`make fuzz-loader`, `make soak`, `make mutants` and `fuzz/planted.py`, by date. Executions of the first, and "
-        "findings:
-"
+        "findings:\n"
     ]
     out.append(f"| report | {' | '.join(SUMS)} | findings |")
     out.append("|---|" + "---|" * (len(SUMS) + 1))
