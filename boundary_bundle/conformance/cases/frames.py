@@ -716,6 +716,14 @@ def make(book: Book) -> None:
         "body_crc",
         176,
     )
+    bad(
+        "B20",
+        "fragment-of-a-whole",
+        "A bundle that is sound but for the number of its fragment.",
+        H + fragment(BODY, number=8) + E,
+        "bundle_not_open",
+        144,
+    )
     value = B(attributes=(A(0x4001, "u64", bytes(8)),))
     whole = value.encode()
     good("2.1", "attribute-value", "The bundle whose attribute the next one's head has another value of.", value)
@@ -898,6 +906,7 @@ def make(book: Book) -> None:
             192 + place,
         )
     many = B((T("x", "bool", (130,)),), fragment_size=64)
+    good("2.3", "bool-fragments", "A bool in three fragments.", many)
     parts = many.fragments()
     bad(
         "C4",
