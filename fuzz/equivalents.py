@@ -350,6 +350,7 @@ _TABLE: Final[tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...]] = (
             ),
             ("and: boolean", "left out"),
             ("and: any((bytes(whole[a:b]).translate(None, _BOOL_BYTES) for a, b in bodies))", "left out"),
+            ("array.view(np.uint8).max() > 1", "array.view(np.uint8).max() >= 1"),
         ),
     ),
     (
