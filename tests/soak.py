@@ -59,8 +59,10 @@ WORKER_LIMIT, GRACE = 2.0, 2.0
 PATIENCE = 90.0
 #: Seconds between two rests.
 MINUTE = 60.0
-#: What the service, and each worker, may grow by over the second half, in bytes. The service's event log and its
-#: remembered epochs fill up to their ends in the first minutes, and allocators keep what they had.
+#: What the service, and each worker, may grow by over the second half, in bytes, from its second rest on: in its first
+#: minutes the event log and the remembered epochs fill up, and allocators keep what a flood of clients took. ABOVE is
+#: what it may have at any time beyond the service, or the largest worker, of the first rest.
+ABOVE = 64 << 20
 GROWTH = 16 << 20
 #: A sampled token is compared where its logit leads by so much: a replay computes other batches than the generation
 #: did, and their last bits differ.
@@ -729,17 +731,22 @@ _COUNTED = ("restarts", "replays", "replayed_tokens", "resets", "evictions", "cl
 
 
 def growths(rests: Sequence[Rest]) -> list[str]:
-    """What grew too much over the second half: the service, or a worker, while it was the same process."""
+    """What grew too much: the service, or a worker, while it was the same process."""
     found = []
-    half = rests[len(rests) // 2 :]
-    for generation in sorted({rest.generation for rest in half}):
-        sizes = [rest.service_bytes for rest in half if rest.generation == generation]
-        if sizes[-1] - sizes[0] > GROWTH:
-            found.append(f"the service grew from {sizes[0] >> 10:,} to {sizes[-1] >> 10:,} KiB")
-    for pid in sorted({pid for rest in half for pid in rest.worker_bytes}):
-        sizes = [rest.worker_bytes[pid] for rest in half if pid in rest.worker_bytes]
-        if sizes[-1] - sizes[0] > GROWTH:
-            found.append(f"a worker grew from {sizes[0] >> 10:,} to {sizes[-1] >> 10:,} KiB")
+    # By process: the rests' numbers and its sizes.
+    sizes: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for place, rest in enumerate(rests):
+        sizes.setdefault(("the service", rest.generation), []).append((place, rest.service_bytes))
+        for pid, size in rest.worker_bytes.items():
+            sizes.setdefault(("a worker", pid), []).append((place, size))
+    first = {"the service": rests[0].service_bytes, "a worker": max(rests[0].worker_bytes.values(), default=0)}
+    for (who, _), process in sizes.items():
+        late = [size for place, size in process[1:] if place >= len(rests) // 2]
+        if late and late[-1] - late[0] > GROWTH:
+            found.append(f"{who} grew from {late[0] >> 10:,} to {late[-1] >> 10:,} KiB")
+        most = max(size for _, size in process)
+        if most - first[who] > ABOVE:
+            found.append(f"{who} has {most >> 10:,} KiB, {first[who] >> 10:,} at the first rest")
     return found
 
 
