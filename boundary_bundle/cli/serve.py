@@ -142,8 +142,8 @@ class _Ending:
 
 
 def _one_heap() -> None:
-    """glibc gives threads heaps of their own, up to eight for each processor, and each keeps what the longest message of
-    its threads took. Python's threads take turns: more heaps gain them nothing."""
+    """glibc gives threads heaps of their own, up to eight a processor, and each keeps what the longest message of its
+    threads took. Python's threads take turns: more heaps gain them nothing."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
