@@ -724,9 +724,9 @@ def make(book: Book) -> None:
         "bundle_not_open",
         144,
     )
-    value = B(attributes=(A(0x4001, "u64", bytes(8)),))
-    whole = value.encode()
-    good("2.1", "attribute-value", "The bundle whose attribute the next one's head has another value of.", value)
+    valued = B(attributes=(A(0x4001, "u64", bytes(8)),))
+    whole = valued.encode()
+    good("2.1", "attribute-value", "The bundle whose attribute the next one's head has another value of.", valued)
     bad(
         "C1",
         "attribute-value",
