@@ -56,7 +56,7 @@ def draw(mutants: Sequence[Mutant], count: int | None, seed: int) -> list[Mutant
     if count is None or count >= len(mutants):
         return list(mutants)
     # The same mutants for the same seed.
-    chosen = random.Random(seed).sample(range(len(mutants)), count)  # nosec B311
+    chosen = random.Random(seed).sample(range(len(mutants)), count)  # nosec B311: the same mutants for the same seed
     return [mutants[index] for index in sorted(chosen)]
 
 

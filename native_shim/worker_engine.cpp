@@ -172,8 +172,8 @@ llama_model_params model_params(const engine_options &options) {
         std::lock_guard<std::mutex> lock(log.mutex);
         log.verbose = options.verbose;
     }
-    // an abort must not start a debugger; no other thread of this process is there yet
-    setenv("GGML_NO_BACKTRACE", "1", 0); // NOLINT(concurrency-mt-unsafe)
+    // an abort must not start a debugger
+    setenv("GGML_NO_BACKTRACE", "1", 0); // NOLINT(concurrency-mt-unsafe): no thread of ours reads the environment
     llama_log_set(on_log, nullptr);
     llama_backend_init();
 
@@ -496,7 +496,7 @@ namespace {
 // Calls `work` on a stack of so many bytes, which take memory as they are touched.
 void with_stack(size_t bytes, const std::function<void()> &work) {
     struct call {
-        const std::function<void()> &work; // cppcheck-suppress uninitMemberVarNoCtor; a reference
+        const std::function<void()> &work; // cppcheck-suppress[uninitMemberVarNoCtor] a reference has none
         std::exception_ptr thrown;
     } made = {work, nullptr};
     const auto begin = [](void *argument) -> void * {
