@@ -40,9 +40,9 @@ MAX_INPUT = 8192
 #: The part of a target's time that is spent with feedback from coverage, which makes its corpus; the rest goes into
 #: mutations of that corpus, several times as many a second.
 GUIDED = 0.3
-#: Shares of the whole time; 1 for others. So that two hours on two processors are a thousand million executions of the
-#: C decoders, and twenty million each of the Python targets and of both codecs side by side.
-WEIGHTS = {"c-core": 5.0, "c-roundtrip": 5.0, "py-decoder": 4.0, "py-differential": 7.0}
+#: Shares of the whole time; 1 for others. So that an hour and a half on two processors is a thousand million executions
+#: of the C decoders, and twenty million each of the Python targets and of both codecs side by side.
+WEIGHTS = {"c-core": 8.0, "c-roundtrip": 8.0, "py-decoder": 3.0, "py-differential": 8.0}
 #: More than one finding of a kind teaches little; more than so many runs of one target neither.
 MAX_FINDINGS = 8
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
