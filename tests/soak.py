@@ -582,12 +582,15 @@ class Soak:
         self._flow.clear()
         if self._first is not None and not until(lambda: self._resting == CLIENTS or self._over):
             self.found("clients got no answer", f"in {PATIENCE:g} s: {sorted(self._doing.values())}")
-        for thread in list(self._running):
-            thread.join(PATIENCE)
+        # A worker that was stopped last is given up, and a shard that was lost is started again, by whoever comes next.
+        deadline = time.monotonic() + PATIENCE
+        over = False
+        while not over and time.monotonic() < deadline:
+            over = not any(thread.is_alive() for thread in self._running)
+            self.visit(random.Random(0), "rest", {})  # nosec B311: the same visit at each rest
+        for thread in self._running:
             if thread.is_alive():
                 self.found("a fault did not come to an end", f"in {PATIENCE:g} s: {thread.name}")
-        # A shard that was lost last is started again by whoever comes next.
-        self.visit(random.Random(0), "rest", {})  # nosec B311: the same visit at each rest
         service = self.service
         states: dict[str, Any] = {}
 
