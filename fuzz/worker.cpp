@@ -177,8 +177,8 @@ std::string converse(const uint8_t *data, size_t size, bool whole) {
     session_options options;
     options.state_dir = p.folder;
     options.keep_answers = 1 << 16;
-    service service(*p.made, options, FUZZ_MAX_BUNDLE);
-    request_queue queue;
+    request_queue queue(FUZZ_MAX_BUNDLE);
+    service service(*p.made, options, FUZZ_MAX_BUNDLE, queue, [](const std::shared_ptr<connection> &) {});
     auto from = std::make_shared<connection>(dup(p.input), dup(answers), patience{});
     read_messages(from, queue, FUZZ_MAX_BUNDLE); // the queue has room for all of them
     for (bool over = false; !over;) {

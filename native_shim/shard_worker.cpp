@@ -2,8 +2,8 @@
 // (spec/worker-protocol.md).
 //
 // Sources (C++17 and one C11 file); the engine that is not meant compiles to nothing:
-//   shard_worker.cpp worker_service.cpp worker_sessions.cpp worker_json.cpp worker_protocol.cpp worker_engine.cpp
-//   worker_file.cpp worker_range.cpp worker_whole.cpp boundary_bundle.c
+//   shard_worker.cpp worker_service.cpp worker_sessions.cpp worker_links.cpp worker_ring.cpp worker_json.cpp
+//   worker_protocol.cpp worker_engine.cpp worker_file.cpp worker_range.cpp worker_whole.cpp boundary_bundle.c
 // Include folders: this one, and of llama.cpp include, ggml/include, vendor, and src for llama-boundary.h (patched).
 // Libraries: llama, ggml, ggml-base. With -DBB_UNPATCHED it runs on the library as upstream ships it.
 //
@@ -12,6 +12,7 @@
 #include "worker_protocol.h"
 #include "worker_service.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cctype>
 #include <cerrno>
@@ -48,10 +49,11 @@ const char usage[] =
     "                    [--kv-unified] [--swa-full on|off] [--flash-attn on|off] [--type-k f16|q8_0|f32]\n"
     "                    [--type-v f16|q8_0|f32]\n"
     "                    [--no-mmap] [--mlock] [--no-warmup] [--socket PATH | --stdio] [--max-bundle BYTES]\n"
-    "                    [--poll 0..100] [--no-pin] [--stall SECONDS] [--idle SECONDS] [--verbose]\n"
+    "                    [--processors LIST] [--poll 0..100] [--no-pin] [--stall SECONDS] [--idle SECONDS] [--verbose]\n"
     "                    [--state-dir DIR] [--session-grace SECONDS] [--keep-answers BYTES]\n"
     "Runs layers START to END (not included; -1: all) of a GGUF model. Speaks the protocol of spec/worker-protocol.md\n"
-    "on its standard streams, or on a Unix socket that it makes. --poll: how long an idle thread of the pool spins\n"
+    "on its standard streams, or on a Unix socket that it makes. --processors: those to compute on, such as 0,2-3; all\n"
+    "that the process may use, unless it is given. --poll: how long an idle thread of the pool spins\n"
     "before it sleeps. --no-pin: do not give each thread a processor of its own where there are as many threads as\n"
     "processors. --no-warmup: no token is computed before the first request. --swa-full off: a sliding window keeps\n"
     "its last positions alone. --stall: how long a message may be under way, either way, and a second more for every\n"
@@ -105,6 +107,39 @@ void parse_range(const std::string &text, engine_options &engine) {
     engine.end = (int32_t)bounds[1];
 }
 
+// Keeps this thread, and those that it starts, to the processors of a list such as 0,2-3.
+void use_processors(const std::string &text) {
+#ifdef __linux__
+    cpu_set_t allowed, wanted;
+    CPU_ZERO(&allowed);
+    CPU_ZERO(&wanted);
+    if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) {
+        fail(CODE_ARGUMENT, "--processors: the system does not say which there are: %s", reason(errno).c_str());
+    }
+    for (size_t at = 0; at <= text.size();) {
+        const size_t end = std::min(text.find(',', at), text.size());
+        const std::string part = text.substr(at, end - at);
+        const size_t dash = part.find('-');
+        const uint64_t first = parse_number("--processors", part.substr(0, dash), 0, CPU_SETSIZE - 1);
+        const uint64_t last =
+            dash == std::string::npos ? first : parse_number("--processors", part.substr(dash + 1), first, CPU_SETSIZE - 1);
+        for (uint64_t i = first; i <= last; i++) {
+            if (!CPU_ISSET(i, &allowed)) {
+                fail(CODE_ARGUMENT, "--processors is '%s', and processor %d is none that this process may use", text.c_str(),
+                     (int)i);
+            }
+            CPU_SET(i, &wanted);
+        }
+        at = end + 1;
+    }
+    if (sched_setaffinity(0, sizeof(wanted), &wanted) != 0) {
+        fail(CODE_ARGUMENT, "--processors %s: %s", text.c_str(), reason(errno).c_str());
+    }
+#else
+    fail(CODE_ARGUMENT, "--processors %s: this system keeps no thread to a processor", text.c_str());
+#endif
+}
+
 ggml_type parse_type(const std::string &name, const std::string &text) {
     for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_F32}) {
         if (text == ggml_type_name(type)) {
@@ -134,6 +169,8 @@ options parse_options(int argc, char **argv) {
             o.engine.threads = (int32_t)integer(1, GGML_MAX_N_THREADS);
         } else if (name == "--poll") {
             o.engine.poll = (uint32_t)integer(0, 100);
+        } else if (name == "--processors") {
+            use_processors(value());
         } else if (name == "--ctx") {
             o.engine.ctx = (uint32_t)integer(1, MAX_POSITIONS);
         } else if (name == "--batch") {
@@ -577,8 +614,9 @@ int run(const options &o) {
         computing = true;
         engine->warm_up();
     }
-    service service(*engine, o.sessions, o.max_bundle);
-    auto &queue = *new request_queue; // outlives this function: reader threads hold on to it
+    auto &queue = *new request_queue(o.max_bundle); // outlives this function: reader threads hold on to it
+    service service(*engine, o.sessions, o.max_bundle, queue,
+                    [&](const std::shared_ptr<connection> &link) { serve(link, queue, o.max_bundle); });
     if (streams) {
         serve(streams, queue, o.max_bundle);
     } else {
@@ -597,28 +635,29 @@ int run(const options &o) {
             continue;
         }
         request &r = *next;
-        if (r.what != request::MESSAGE) {
-            service.connection_gone(*r.from, r.came);
-        }
         bool stop = false;
+        const bool from_driver = streams && r.from == streams; // and not over a link
         if (r.refused()) {
             service.refuse(r);
             r.from->drop();
-            if (streams) {
+            if (from_driver) {
                 say_refusal(service::code_of(r), r.text);
                 return STATUS_BAD_STREAM;
             }
         } else if (r.what == request::END) {
-            if (streams) {
+            if (from_driver) {
                 return STATUS_OK;
             }
         } else if (r.what == request::CUT) {
-            if (streams) {
+            if (from_driver) {
                 say_refusal(CODE_FRAME, r.text);
                 return STATUS_BAD_STREAM;
             }
         } else if (r.from->alive()) {
             stop = service.answer(r);
+        }
+        if (r.what != request::MESSAGE) {
+            service.connection_gone(*r.from, r.came);
         }
         if (stop) {
             return STATUS_OK;

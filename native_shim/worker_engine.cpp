@@ -47,6 +47,7 @@ const char *code_name(int code) {
     case CODE_JSON: return "json";
     case CODE_FRAME: return "frame";
     case CODE_NO_MEMORY: return "no_memory";
+    case CODE_LINK: return "link";
     default: return "unknown";
     }
 }
@@ -328,13 +329,10 @@ void engine::start() {
     }
     llama_attach_threadpool(ctx_, pool_, pool_);
 
-    greedy_ = llama_sampler_init_greedy();
+    greedy_.reset(llama_sampler_init_greedy());
 }
 
 engine::~engine() {
-    if (greedy_) {
-        llama_sampler_free(greedy_);
-    }
     if (ctx_) {
         llama_free(ctx_);
     }
@@ -457,11 +455,55 @@ void engine::check_files() const {
     }
 }
 
-llama_token engine::sample(int32_t index) const {
-    return llama_sampler_sample(greedy_, ctx_, index);
+llama_token engine::sample(int32_t index, int32_t sequence) {
+    const auto found = samplers_.find(sequence);
+    return llama_sampler_sample(found == samplers_.end() ? greedy_.get() : found->second.get(), ctx_, index);
+}
+
+// In the order of llama.cpp's own programs.
+void engine::set_sampler(int32_t sequence, const sampling &how, const std::vector<llama_token> &history) {
+    if (sequence < 0 || (uint32_t)sequence >= n_seq_max()) {
+        fail(CODE_LIMIT, "sequence %d: this worker has sequences 0 to %u", sequence, n_seq_max() - 1);
+    }
+    const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model_));
+    for (const llama_token token : history) {
+        if (token < 0 || token >= n_vocab) {
+            fail(CODE_ARGUMENT, "token %d is outside the vocabulary of %d tokens", token, n_vocab);
+        }
+    }
+    sampler_chain chain(llama_sampler_chain_init(llama_sampler_chain_default_params()));
+    const auto add = [&](llama_sampler *s) {
+        if (!s) {
+            throw std::bad_alloc();
+        }
+        llama_sampler_chain_add(chain.get(), s);
+    };
+    if (how.repeat_penalty != 1.0f && how.repeat_last_n > 0) {
+        add(llama_sampler_init_penalties(how.repeat_last_n, how.repeat_penalty, 0.0f, 0.0f));
+    }
+    if (how.temperature > 0.0f) {
+        if (how.top_k > 0) {
+            add(llama_sampler_init_top_k(how.top_k));
+        }
+        if (how.top_p < 1.0f) {
+            add(llama_sampler_init_top_p(how.top_p, 1));
+        }
+        if (how.min_p > 0.0f) {
+            add(llama_sampler_init_min_p(how.min_p, 1));
+        }
+        add(llama_sampler_init_temp(how.temperature));
+        add(llama_sampler_init_dist(how.seed));
+    } else {
+        add(llama_sampler_init_greedy());
+    }
+    for (const llama_token token : history) {
+        llama_sampler_accept(chain.get(), token);
+    }
+    samplers_[sequence] = std::move(chain);
 }
 
 void engine::clear() {
+    samplers_.clear();
     // with the data: what masked cells hold must not matter, and a NaN there would
     llama_memory_clear(llama_get_memory(ctx_), true);
 }
@@ -472,6 +514,9 @@ void engine::clear(int32_t sequence, int32_t from) {
     }
     if (!llama_memory_seq_rm(llama_get_memory(ctx_), sequence, from, -1)) {
         fail(CODE_POSITION, "sequence %d cannot be cut at position %d with this model's memory", sequence, from);
+    }
+    if (from == 0) {
+        samplers_.erase(sequence);
     }
     forget_if_empty();
 }

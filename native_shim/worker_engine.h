@@ -15,6 +15,7 @@
 #include <array>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,6 +42,7 @@ enum code {
     CODE_JSON = 21,
     CODE_FRAME = 22,
     CODE_NO_MEMORY = 23,
+    CODE_LINK = 24,
 };
 
 const char *code_name(int code);
@@ -94,6 +96,7 @@ struct failure final : std::exception {
     std::string bundle_error;              // CODE_BUNDLE: the format's name of the error ...
     uint64_t offset = 0;                   // ... and where it is
     std::optional<session_result> session; // what the session table says of it
+    bool of_link = false;                  // about what comes over the link to the previous worker, not one request
 };
 
 // A function and no template of C++, so that the compiler holds the arguments to the format.
@@ -129,6 +132,17 @@ struct layout {
     bool big_endian = false;
     bool checksums = true;
     uint64_t fragment_size = 0;
+};
+
+// How tokens are drawn, by the library's chain of samplers; as it is here it takes the most likely one.
+struct sampling {
+    float temperature = 0.0f; // 0: the most likely token
+    int32_t top_k = 0;        // 0: all
+    float top_p = 1.0f;
+    float min_p = 0.0f;
+    float repeat_penalty = 1.0f;
+    int32_t repeat_last_n = 64;
+    uint32_t seed = 0;
 };
 
 // What the library reports about the loaded model. Fields that the unpatched library cannot know are empty or negative.
@@ -235,7 +249,9 @@ public:
     virtual int abi() const = 0; // of the library's boundary functions, 0 without
     virtual session_table *sessions() { return nullptr; } // none in the unpatched library
 
-    llama_token sample(int32_t index) const; // greedy; index within the last batch
+    llama_token sample(int32_t index, int32_t sequence); // index within the last batch; greedy without a sampler
+    void set_sampler(int32_t sequence, const sampling &how, const std::vector<llama_token> &history);
+    bool has_samplers() const { return !samplers_.empty(); }
     virtual void clear();
     virtual void clear(int32_t sequence, int32_t from);
 
@@ -273,7 +289,13 @@ private:
 
     ggml_threadpool_t pool_ = nullptr;
     void (*pool_free_)(ggml_threadpool_t) = nullptr;
-    llama_sampler *greedy_ = nullptr;
+    struct free_sampler {
+        void operator()(llama_sampler *s) const { llama_sampler_free(s); }
+    };
+    using sampler_chain = std::unique_ptr<llama_sampler, free_sampler>;
+
+    sampler_chain greedy_;
+    std::map<int32_t, sampler_chain> samplers_; // by sequence
 };
 
 // Loads the range; throws failure. The log of the library goes nowhere unless verbose.

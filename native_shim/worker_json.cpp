@@ -119,6 +119,20 @@ uint64_t number(const json &object, const char *key, uint64_t otherwise, uint64_
     return found == object.end() ? otherwise : to_number(key, *found, most);
 }
 
+float real(const json &object, const char *key, float otherwise, float least, float most) {
+    const auto found = object.find(key);
+    if (found == object.end()) {
+        return otherwise;
+    }
+    const double value = found->is_number() ? found->get<double>() : (double)most + 1;
+    if (!(value >= (double)least && value <= (double)most)) {
+        char expected[80];
+        snprintf(expected, sizeof(expected), "a number from %g to %g", (double)least, (double)most);
+        fail_value(key, *found, expected);
+    }
+    return (float)value;
+}
+
 bool need_flag(const json &object, const char *key) {
     return to_flag(key, need(object, key, a_flag));
 }

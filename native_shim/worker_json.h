@@ -24,6 +24,7 @@ std::string shown(const json &value); // for a message, cut short
 
 bool flag(const json &object, const char *key, bool otherwise);
 uint64_t number(const json &object, const char *key, uint64_t otherwise, uint64_t most);
+float real(const json &object, const char *key, float otherwise, float least, float most);
 
 // keys that must be there
 bool need_flag(const json &object, const char *key);

@@ -18,6 +18,9 @@
 #ifndef MSG_NOSIGNAL
 #define MSG_NOSIGNAL 0 // the signal is ignored in any case
 #endif
+#ifndef MSG_CMSG_CLOEXEC
+#define MSG_CMSG_CLOEXEC 0
+#endif
 
 namespace worker {
 
@@ -40,6 +43,12 @@ void store_le(uint8_t *p, int bytes, uint64_t value) {
 }
 
 } // namespace
+
+descriptor::~descriptor() {
+    if (fd_ >= 0) {
+        close(fd_);
+    }
+}
 
 //
 // connection
@@ -87,6 +96,11 @@ void connection::drop() {
     }
 }
 
+bool connection::connected() const {
+    pollfd look = {in_, 0, 0};
+    return alive_ && (poll(&look, 1, 0) <= 0 || (look.revents & (POLLHUP | POLLERR)) == 0);
+}
+
 // Waits until the descriptor is ready, or `until` has come: false.
 static bool wait_for(int fd, short what, std::optional<moment> until) {
     for (;;) {
@@ -106,10 +120,37 @@ static bool wait_for(int fd, short what, std::optional<moment> until) {
     }
 }
 
+// What is there already, with the descriptors that came along.
+ssize_t connection::receive(void *data, size_t size) {
+    iovec part = {data, size};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * (MAX_DESCRIPTORS + 1))];
+    msghdr message = {};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    const ssize_t n = recvmsg(in_, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    for (cmsghdr *c = n < 0 ? nullptr : CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) {
+            continue;
+        }
+        for (size_t at = CMSG_LEN(0); at + sizeof(int) <= c->cmsg_len; at += sizeof(int)) {
+            int fd = -1;
+            memcpy(&fd, (const char *)c + at, sizeof(fd));
+            descriptor own(fd);
+            if (descriptors_.size() < MAX_DESCRIPTORS) {
+                fcntl(fd, F_SETFD, FD_CLOEXEC);
+                descriptors_.push_back(std::move(own));
+            }
+        }
+    }
+    return n;
+}
+
 size_t connection::read_some(void *data, size_t size, std::optional<moment> until) {
     for (;;) {
         // what is there already is taken without asking whether there is something; a pipe has no such read
-        const ssize_t n = in_is_socket_ ? recv(in_, data, size, MSG_DONTWAIT)
+        const ssize_t n = in_is_socket_ ? receive(data, size)
                           : wait_for(in_, POLLIN, until) ? ::read(in_, data, size) : 0;
         if (n >= 0) {
             return (size_t)n;
@@ -175,26 +216,39 @@ bool connection::write(iovec *parts, int count, moment until) {
     return true;
 }
 
-bool connection::send(uint16_t type, uint64_t request, const std::string &text, const uint8_t *bundle,
-                      size_t bundle_size) {
-    uint8_t header[HEADER_BYTES] = {};
+void write_header(uint8_t *header, uint16_t type, uint64_t request, size_t text_size, size_t bundle_size) {
+    memset(header, 0, HEADER_BYTES);
     memcpy(header, magic, sizeof(magic));
     store_le(header + 4, 2, type);
     store_le(header + 8, 8, request);
-    store_le(header + 16, 4, text.size());
+    store_le(header + 16, 4, text_size);
     store_le(header + 24, 8, bundle_size);
+}
+
+uint64_t bundle_in_ring(uint64_t text_size) {
+    constexpr uint64_t unit = 64; // a bundle begins at one, as the format has it for what is read in place
+    return (HEADER_BYTES + text_size + unit - 1) / unit * unit;
+}
+
+bool connection::send(uint16_t type, uint64_t request, const std::string &text, const uint8_t *bundle,
+                      size_t bundle_size) {
+    uint8_t header[HEADER_BYTES];
+    write_header(header, type, request, text.size(), bundle_size);
 
     // in one call, so that the peer wakes once
     iovec parts[] = {{header, sizeof(header)}, {(void *)text.data(), text.size()}, {(void *)bundle, bundle_size}};
     std::lock_guard<std::mutex> lock(write_mutex_);
-    const auto now = std::chrono::steady_clock::now;
-    const bool sent = alive_ && write(parts, 3, now() + patience_.of(text.size() + bundle_size));
+    const auto now = std::chrono::steady_clock::now();
+    const bool sent = alive_ && write(parts, 3, now + patience_.of(text.size() + bundle_size));
     if (!sent) {
         drop();
     }
-    answered_ = now();
-    owed_--;
     return sent;
+}
+
+void connection::answered() {
+    answered_ = std::chrono::steady_clock::now();
+    owed_--;
 }
 
 //
@@ -207,29 +261,43 @@ void request_queue::wait_for_room() {
 }
 
 void request_queue::push(request r) {
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        r.came = std::chrono::steady_clock::now(); // under the lock: later ones have later moments
-        bytes_ += r.bytes();
-        requests_.push_back(std::move(r));
-    }
-    filled_.notify_one();
+    std::lock_guard<std::mutex> lock(mutex_);
+    r.came = std::chrono::steady_clock::now(); // under the lock: later ones have later moments
+    bytes_ += r.bytes();
+    requests_.push_back(std::move(r));
+    filled_->ring();
 }
 
 std::optional<request> request_queue::pop(std::optional<moment> until) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    const auto filled = [&] { return !requests_.empty(); };
-    if (!until) {
-        filled_.wait(lock, filled);
-    } else if (!filled_.wait_until(lock, *until, filled)) {
-        return std::nullopt;
+    for (;;) {
+        const uint32_t heard = filled_->count; // before the look
+        std::unique_lock<std::mutex> lock(mutex_);
+        if (!requests_.empty()) {
+            request r = std::move(requests_.front());
+            requests_.pop_front();
+            bytes_ -= r.bytes();
+            lock.unlock();
+            emptied_.notify_all();
+            return r;
+        }
+        lock.unlock();
+        if (ring_) {
+            if (std::optional<request> r = take_from_ring()) {
+                return r;
+            }
+        }
+        if (until && std::chrono::steady_clock::now() >= *until) {
+            return std::nullopt;
+        }
+        filled_->wait(heard, until);
     }
-    request r = std::move(requests_.front());
-    requests_.pop_front();
-    bytes_ -= r.bytes();
-    lock.unlock();
-    emptied_.notify_all();
-    return r;
+}
+
+void request_queue::listen(shared_ring *ring, std::shared_ptr<connection> from) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ring_ = ring;
+    filled_ = ring ? &ring->filled() : &own_;
+    ring_from_ = std::move(from);
 }
 
 //
@@ -260,6 +328,19 @@ std::string check_header(const uint8_t *h, uint64_t max_bundle) {
     return text;
 }
 
+void read_header(const uint8_t *h, request &r) {
+    r.type = (uint16_t)load_le(h + 4, 2);
+    r.id = load_le(h + 8, 8);
+}
+
+uint64_t text_bytes_of(const uint8_t *h) {
+    return load_le(h + 16, 4);
+}
+
+uint64_t bundle_bytes_of(const uint8_t *h) {
+    return load_le(h + 24, 8);
+}
+
 // Grows with the bytes that come, whatever length was declared.
 template <typename Buffer> bool read_body(connection &from, Buffer &buffer, uint64_t size, moment until) {
     constexpr uint64_t piece = 1u << 20;
@@ -277,6 +358,41 @@ template <typename Buffer> bool read_body(connection &from, Buffer &buffer, uint
 }
 
 } // namespace
+
+// Header and text are copied before they are looked at; the bundle stays where it is.
+std::optional<request> request_queue::take_from_ring() {
+    const shared_ring::part part = ring_->next();
+    request r;
+    r.from = ring_from_;
+    r.came = std::chrono::steady_clock::now();
+    const auto refused = [&](std::string why) {
+        r.what = request::BAD_FRAME;
+        r.text = std::move(why);
+        listen(nullptr, nullptr); // there is no way to find the next one
+        return std::move(r);
+    };
+    if (!part.data) {
+        return ring_->broken() ? std::optional<request>(refused("the memory of the link holds impossible places"))
+                               : std::nullopt;
+    }
+    uint8_t header[HEADER_BYTES];
+    memcpy(header, part.data, sizeof(header)); // a part is 64 bytes at least
+    std::string unsound = check_header(header, max_bundle_);
+    if (!unsound.empty()) {
+        return refused(std::move(unsound));
+    }
+    read_header(header, r);
+    const uint64_t text_bytes = text_bytes_of(header), bundle_bytes = bundle_bytes_of(header);
+    const uint64_t bundle_at = bundle_in_ring(text_bytes);
+    if (bundle_at > part.size || bundle_bytes > part.size - bundle_at) {
+        return refused("a message reaches over the end of what is written in the memory of the link");
+    }
+    r.text.assign((const char *)part.data + HEADER_BYTES, text_bytes);
+    r.in_place = {part.data + bundle_at, bundle_bytes};
+    r.in_ring = bundle_at + bundle_bytes;
+    ring_from_->asked();
+    return r;
+}
 
 void read_messages(const std::shared_ptr<connection> &from, request_queue &queue, uint64_t max_bundle) {
     const auto now = std::chrono::steady_clock::now;
@@ -332,14 +448,14 @@ void read_messages(const std::shared_ptr<connection> &from, request_queue &queue
             }
             request r;
             r.from = from;
-            r.type = (uint16_t)load_le(header + 4, 2);
-            r.id = load_le(header + 8, 8);
-            const uint64_t text_bytes = load_le(header + 16, 4), bundle_bytes = load_le(header + 24, 8);
+            read_header(header, r);
+            const uint64_t text_bytes = text_bytes_of(header), bundle_bytes = bundle_bytes_of(header);
             until = began + from->limits().of(text_bytes + bundle_bytes);
             if (!read_body(*from, r.text, text_bytes, until) || !read_body(*from, r.bundle, bundle_bytes, until)) {
                 give_part(HEADER_BYTES + r.bytes(), HEADER_BYTES + text_bytes + bundle_bytes, began, until);
                 return;
             }
+            r.descriptors = from->take_descriptors();
             from->asked();
             queue.push(std::move(r));
         }

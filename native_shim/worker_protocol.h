@@ -3,6 +3,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "worker_ring.h"
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -13,8 +15,10 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <sys/types.h>
 #include <sys/uio.h>
 
 namespace worker {
@@ -40,11 +44,11 @@ enum message_type : uint16_t {
     TYPE_SESSIONS = 14,
     TYPE_SAVE = 15,
     TYPE_RESTORE = 16,
+    TYPE_LINK = 17, // this one and the following came with minor 2
+    TYPE_SAMPLER = 18,
     TYPE_ERROR = 0x7FFF,
     TYPE_REPLY = 0x8000, // bit 15
 };
-
-using moment = std::chrono::steady_clock::time_point;
 
 // How long a peer may keep the worker waiting.
 struct patience {
@@ -53,6 +57,27 @@ struct patience {
 
     std::chrono::seconds of(uint64_t bytes) const { return stall + std::chrono::seconds(bytes >> 24); } // 16 MiB: 1 s
 };
+
+// A file descriptor that closes with this.
+class descriptor {
+public:
+    explicit descriptor(int fd = -1) : fd_(fd) {}
+    ~descriptor();
+    descriptor(descriptor &&other) noexcept : fd_(other.release()) {}
+    descriptor &operator=(descriptor &&other) noexcept {
+        std::swap(fd_, other.fd_);
+        return *this;
+    }
+
+    int get() const { return fd_; }
+    int release() { return std::exchange(fd_, -1); }
+
+private:
+    int fd_;
+};
+
+// What one message may bring along (SCM_RIGHTS); more are closed as they come.
+constexpr size_t MAX_DESCRIPTORS = 2;
 
 // One peer. Its reader thread and the computing thread share it; the descriptors close with the last of them.
 class connection {
@@ -69,16 +94,20 @@ public:
     // Reads `size` bytes, fewer only for the same reasons.
     size_t read(void *data, size_t size, moment until);
 
-    // Writes a whole message, the answer to one request. A peer that takes too long, or that is gone, loses its
-    // connection.
+    // The descriptors that came with what has been read since the last call.
+    std::vector<descriptor> take_descriptors() { return std::exchange(descriptors_, {}); }
+
+    // Writes a whole message. A peer that takes too long, or that is gone, loses its connection.
     bool send(uint16_t type, uint64_t request, const std::string &text, const uint8_t *bundle, size_t bundle_size);
 
     void drop(); // no more reading or writing, for either thread
     bool alive() const { return alive_; }
+    bool connected() const; // and the peer has not closed its end, as far as the system knows
 
     // When a peer of which nothing comes counts as idle, as things are now; none: never.
     std::optional<moment> idle_at() const;
-    void asked() { owed_++; } // a request has come, which send() answers
+    void asked() { owed_++; } // a request has come, or more will come that this peer waits for elsewhere
+    void answered();          // that is over
 
     const patience &limits() const { return patience_; }
 
@@ -86,6 +115,7 @@ public:
 
 private:
     bool write(iovec *parts, int count, moment until);
+    ssize_t receive(void *data, size_t size);
 
     int in_, out_;
     bool in_is_socket_, out_is_socket_;
@@ -94,6 +124,7 @@ private:
     std::atomic<int> owed_{0};
     std::atomic<moment> answered_;
     std::mutex write_mutex_;
+    std::vector<descriptor> descriptors_; // of the thread that reads
 };
 
 struct request {
@@ -106,28 +137,48 @@ struct request {
     uint64_t id = 0;
     std::string text;            // of what is no MESSAGE: the sentence
     std::vector<uint8_t> bundle;
-    moment came; // into the queue
+    std::vector<descriptor> descriptors;
+    shared_ring::part in_place; // the bundle, where it lies in the ring of a link; the message takes in_ring bytes there
+    uint64_t in_ring = 0;
+    moment came; // into the queue, or out of the ring
 
     size_t bytes() const { return text.size() + bundle.size(); }
     bool refused() const { return what == BAD_FRAME || what == IDLE || what == NO_MEMORY; }
 };
 
-// First in, first out, from all connections to the one thread that computes.
+// First in, first out, from all connections to the one thread that computes; what is in a ring comes after them.
 class request_queue {
 public:
+    explicit request_queue(uint64_t max_bundle) : max_bundle_(max_bundle) {}
+
     void wait_for_room(); // until a reader may read its next message
     void push(request r);
-    std::optional<request> pop(std::optional<moment> until); // none: that moment has come and nothing else
+    std::optional<request> pop(std::optional<moment> until); // none: that moment has come, or it was for nothing
+
+    // Messages of `from` come in a ring from now on, which lives until another one, or none, is said here. For the thread
+    // that computes.
+    void listen(shared_ring *ring, std::shared_ptr<connection> from);
 
 private:
+    std::optional<request> take_from_ring();
+
     static constexpr size_t MAX_REQUESTS = 64;
     static constexpr size_t MAX_BYTES = 256u << 20;
 
+    const uint64_t max_bundle_;
     std::mutex mutex_;
-    std::condition_variable filled_, emptied_;
+    std::condition_variable emptied_;
     std::deque<request> requests_;
     size_t bytes_ = 0;
+    bell own_;
+    bell *filled_ = &own_; // the ring's, so that one wait is for both
+    shared_ring *ring_ = nullptr;
+    std::shared_ptr<connection> ring_from_;
 };
+
+void write_header(uint8_t *header, uint16_t type, uint64_t request, size_t text_size, size_t bundle_size);
+// Where the bundle of a message lies in a ring, behind the beginning of the message.
+uint64_t bundle_in_ring(uint64_t text_size);
 
 // The reader thread of a connection: messages into the queue until the input ends or is given up.
 void read_messages(const std::shared_ptr<connection> &from, request_queue &queue, uint64_t max_bundle);

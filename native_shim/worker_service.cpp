@@ -4,10 +4,14 @@
 #include "worker_json.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cinttypes>
+#include <cstring>
 #include <exception>
 #include <fstream>
+#include <iterator>
 #include <new>
+#include <utility>
 
 #include <unistd.h>
 
@@ -16,8 +20,9 @@ namespace worker {
 namespace {
 
 constexpr int MAJOR = 1;
-constexpr int MINORS[] = {0, 1};
+constexpr int MINORS[] = {0, 1, 2};
 constexpr int MINOR_SESSIONS = 1; // brought them
+constexpr int MINOR_FLOWS = 2;    // and samplers
 
 // resident set of this process; 0 where there is no /proc
 uint64_t resident_bytes() {
@@ -28,18 +33,40 @@ uint64_t resident_bytes() {
 
 const char *const known_types[] = {nullptr, "hello",    "describe",   "decode", "statistics", "clear",
                                    "shutdown", "tokenize", "detokenize", "open", "truncate",   "release",
-                                   "pin",      "evict",    "sessions",   "save", "restore"};
+                                   "pin",      "evict",    "sessions",   "save", "restore",    "link",
+                                   "sampler"};
 
 } // namespace
+
+// An element of a list of tokens.
+static llama_token token_of(const json &token, const char *list) {
+    if (!token.is_number_unsigned() || token.get<uint64_t>() > INT32_MAX) {
+        fail(CODE_ARGUMENT, "%s holds %s, not a token id", list, shown(token).c_str());
+    }
+    return (llama_token)token.get<uint64_t>();
+}
 
 struct service::reply {
     json text = json::object();
     byte_view bundle;
+    bool to_next = false; // no reply, but a request of the next worker
 };
 
-service::service(engine &engine, const session_options &sessions, uint64_t max_bundle)
-    : engine_(engine), max_bundle_(max_bundle), sessions_(engine, sessions, max_bundle), started_us_(now_us()) {
+service::service(engine &engine, const session_options &sessions, uint64_t max_bundle, request_queue &queue,
+                 std::function<void(const std::shared_ptr<connection> &)> read)
+    : engine_(engine), max_bundle_(max_bundle), sessions_(engine, sessions, max_bundle), links_(queue, std::move(read)),
+      started_us_(now_us()) {
     bb_config_init(&config_);
+}
+
+void service::connection_gone(const connection &who, moment when) {
+    sessions_.connection_gone(who, when);
+    links_.connection_gone(who);
+}
+
+// Who is told what has come of a request: over a link nothing goes back.
+const std::shared_ptr<connection> &service::hearer(const request &r) {
+    return links_.is_previous(*r.from) ? links_.previous()->driver : r.from;
 }
 
 std::string error_text(const failure &f) {
@@ -59,6 +86,9 @@ std::string error_text(const failure &f) {
         }
     } else if (f.code == CODE_FULL) {
         text["outcome"] = outcome_name(OUTCOME_FULL);
+    }
+    if (f.of_link) {
+        text["link"] = "previous";
     }
     if (f.code == CODE_PROTOCOL) {
         text["major"] = MAJOR;
@@ -82,41 +112,65 @@ int service::code_of(const request &refused) {
 
 void service::refuse(const request &r) {
     counters_.requests++;
-    send_error(*r.from, 0, failure(code_of(r), r.text));
+    failure why(code_of(r), r.text);
+    why.of_link = links_.is_previous(*r.from);
+    send_error(*hearer(r), 0, why);
 }
 
 bool service::answer(request &r) {
     counters_.requests++;
+    const std::shared_ptr<connection> to = hearer(r); // a copy: the request may be the one that ends the link
+    bool done = false;
     try {
         const reply reply = handle(r);
-        const std::string text = reply.text.dump(-1, ' ', true, json::error_handler_t::replace);
-        if (text.size() > MAX_TEXT) {
-            fail(CODE_LIMIT, "the answer would have a text of %zu bytes, over the limit of %u", text.size(), MAX_TEXT);
+        if (reply.to_next) {
+            pass_on(r.id, reply);
+        } else {
+            to->send(r.type | TYPE_REPLY, r.id, text_of(reply.text), reply.bundle.data, reply.bundle.size);
         }
-        r.from->send(r.type | TYPE_REPLY, r.id, text, reply.bundle.data, reply.bundle.size);
-        return r.type == TYPE_SHUTDOWN;
+        done = r.type == TYPE_SHUTDOWN;
     } catch (const failure &f) {
-        send_error(*r.from, r.id, f);
+        send_error(*to, r.id, f);
     } catch (const std::bad_alloc &) {
-        send_error(*r.from, r.id, failure(CODE_NO_MEMORY, "there is no memory for the request or its answer"));
+        send_error(*to, r.id, failure(CODE_NO_MEMORY, "there is no memory for the request or its answer"));
     } catch (const std::exception &e) {
-        send_error(*r.from, r.id, failure(CODE_COMPUTE, std::string("the request failed: ") + e.what()));
+        send_error(*to, r.id, failure(CODE_COMPUTE, std::string("the request failed: ") + e.what()));
     }
-    return false;
+    if (r.in_ring && links_.is_previous(*r.from)) {
+        links_.previous()->ring->give_back(r.in_ring);
+    }
+    r.from->answered();
+    busy_until_us_ = now_us();
+    return done;
+}
+
+std::string service::text_of(const json &object) {
+    std::string text = object.dump(-1, ' ', true, json::error_handler_t::replace);
+    if (text.size() > MAX_TEXT) {
+        fail(CODE_LIMIT, "the answer would have a text of %zu bytes, over the limit of %u", text.size(), MAX_TEXT);
+    }
+    return text;
 }
 
 service::reply service::handle(request &r) {
     if (r.from->minor < 0 && r.type != TYPE_HELLO) {
         fail(CODE_PROTOCOL, "a message of type %u came before hello", r.type);
     }
-    if (r.type == 0 || r.type > TYPE_RESTORE) {
+    if (r.type == 0 || r.type > TYPE_SAMPLER) {
         fail(CODE_PROTOCOL, "there is no request of type %u", r.type);
     }
-    if (r.type >= TYPE_OPEN && r.from->minor < MINOR_SESSIONS) {
-        fail(CODE_PROTOCOL, "%s needs version %d.%d, and hello settled on %d.%d", known_types[r.type], MAJOR,
-             MINOR_SESSIONS, MAJOR, r.from->minor);
+    const int since = r.type >= TYPE_LINK ? MINOR_FLOWS : r.type >= TYPE_OPEN ? MINOR_SESSIONS : 0;
+    if (since > 0 && r.from->minor < since) {
+        fail(CODE_PROTOCOL, "%s needs version %d.%d, and hello settled on %d.%d", known_types[r.type], MAJOR, since, MAJOR,
+             r.from->minor);
     }
-    if (r.type != TYPE_DECODE && !r.bundle.empty()) {
+    if (r.type != TYPE_DECODE && links_.is_previous(*r.from)) {
+        fail(CODE_PROTOCOL, "%s came over a link, which is for decode alone", known_types[r.type]);
+    }
+    if (r.type != TYPE_LINK && !r.descriptors.empty()) {
+        fail(CODE_ARGUMENT, "%s takes no descriptors and came with %zu", known_types[r.type], r.descriptors.size());
+    }
+    if (r.type != TYPE_DECODE && !r.bundle.empty()) { // nor one in place: over a link comes decode alone
         fail(CODE_ARGUMENT, "%s takes no bundle and came with one of %zu bytes", known_types[r.type], r.bundle.size());
     }
     switch (r.type) {
@@ -125,6 +179,8 @@ service::reply service::handle(request &r) {
     case TYPE_DECODE: return decode(r);
     case TYPE_STATISTICS: parse(r.text); return statistics();
     case TYPE_CLEAR: return clear(r);
+    case TYPE_LINK: return link(r);
+    case TYPE_SAMPLER: return sampler(r);
     case TYPE_SHUTDOWN: parse(r.text); return {};
     case TYPE_TOKENIZE:
     case TYPE_DETOKENIZE:
@@ -267,6 +323,7 @@ service::reply service::statistics() {
         {"bundle_bytes_in", counters_.bundle_bytes_in},
         {"bundle_bytes_out", counters_.bundle_bytes_out},
         {"answers_again", counters_.answers_again},
+        {"flows", counters_.flows},
         {"resident_bytes", resident_bytes()},
         {"graphs_reused", engine_.graphs_reused()},
         {"uptime_ms", (now_us() - started_us_) / 1000},
@@ -294,6 +351,130 @@ service::reply service::clear(const request &r) {
 }
 
 //
+// links and flows
+//
+
+service::reply service::link(request &r) {
+    const std::string to = need_text(parse(r.text), "to");
+    const bool next = to == "next";
+    if (!next && to != "previous") {
+        fail(CODE_ARGUMENT, "to is %s, not \"next\" or \"previous\"", shown(to).c_str());
+    }
+    const model_facts &f = engine_.facts();
+    if (next ? f.last() : f.first()) {
+        fail(CODE_RANGE, "a worker of layers %d to %d of %d has no %s one", f.layer_start, f.layer_end, f.n_layer,
+             next ? "next" : "previous");
+    }
+    if (r.descriptors.empty()) {
+        links_.close(next);
+        return {};
+    }
+    links_.open(next, r.from, std::move(r.descriptors));
+    if (!next) {
+        links_.previous()->peer->minor = MINORS[std::size(MINORS) - 1]; // which the driver has found out
+    }
+    return {};
+}
+
+// What a flow says of itself from worker to worker, in the texts of its requests.
+struct service::flow_stage {
+    json stages = json::array(); // of the workers before
+    uint64_t transfer_us = 0, wait_us = 0;
+
+    flow_stage(const json &object, const request &r, uint64_t busy_until_us);
+    void add(const model_facts &facts, const timings &times, uint64_t compute_us, uint64_t encode_us, size_t bytes);
+};
+
+// How long the message was under way: until this worker had it in hand, but for the time in which it had others in hand.
+service::flow_stage::flow_stage(const json &object, const request &r, uint64_t busy_until_us) {
+    const auto found = object.find("stages");
+    if (found != object.end() && found->is_array()) {
+        stages = *found;
+    }
+    const uint64_t start = now_us();
+    const uint64_t sent = number(object, "sent_us", start, UINT64_MAX);
+    const auto came_us = (uint64_t)std::chrono::duration_cast<std::chrono::microseconds>(r.came.time_since_epoch()).count();
+    const uint64_t came = r.in_ring ? sent : came_us; // into a ring at once
+    wait_us = busy_until_us > came ? busy_until_us - came : 0;
+    transfer_us = start > sent + wait_us ? start - sent - wait_us : 0;
+}
+
+void service::flow_stage::add(const model_facts &facts, const timings &times, uint64_t compute_us, uint64_t encode_us,
+                              size_t bytes) {
+    stages.push_back({{"layer_start", facts.layer_start},
+                      {"layer_end", facts.layer_end},
+                      {"transfer_us", transfer_us},
+                      {"wait_us", wait_us},
+                      {"decode_us", times.decode_us},
+                      {"compute_us", compute_us},
+                      {"encode_us", encode_us},
+                      {"bytes", bytes}});
+}
+
+// The bundle of the last batch, to the next worker.
+void service::pass_on(uint64_t id, const reply &reply) {
+    const link_end &next = *links_.next();
+    json object = reply.text;
+    object["sent_us"] = now_us();
+    const std::string text = text_of(object);
+    bool taken = false;
+    if (next.ring) {
+        const uint64_t at = bundle_in_ring(text.size()), bytes = at + reply.bundle.size;
+        if (bytes > next.ring->capacity()) {
+            fail(CODE_LIMIT, "a message of %" PRIu64 " bytes does not fit in the %" PRIu64 " of the link's memory", bytes,
+                 next.ring->capacity());
+        }
+        const auto until = std::chrono::steady_clock::now() + next.peer->limits().of(bytes);
+        if (uint8_t *room = next.ring->reserve(bytes, until, [&] { return next.peer->connected(); })) {
+            write_header(room, TYPE_DECODE, id, text.size(), reply.bundle.size);
+            memcpy(room + HEADER_BYTES, text.data(), text.size());
+            memcpy(room + at, reply.bundle.data, reply.bundle.size);
+            next.ring->written();
+            taken = true;
+        }
+    } else {
+        taken = next.peer->send(TYPE_DECODE, id, text, reply.bundle.data, reply.bundle.size);
+    }
+    if (!taken) {
+        links_.close(true);
+        fail(CODE_LINK, "the next worker does not take the batch: it is not passed on, and its positions are held");
+    }
+}
+
+//
+// samplers
+//
+
+service::reply service::sampler(const request &r) {
+    const json object = parse(r.text);
+    const auto sequence = (int32_t)need_number(object, "sequence", INT32_MAX);
+    if (!engine_.facts().last()) {
+        fail(CODE_RANGE, "a worker of layers %d to %d of %d samples nothing: the last one does",
+             engine_.facts().layer_start, engine_.facts().layer_end, engine_.facts().n_layer);
+    }
+    sampling s;
+    s.temperature = real(object, "temperature", s.temperature, 0, 1000);
+    s.top_k = (int32_t)number(object, "top_k", (uint64_t)s.top_k, INT32_MAX);
+    s.top_p = real(object, "top_p", s.top_p, 0, 1);
+    s.min_p = real(object, "min_p", s.min_p, 0, 1);
+    s.repeat_penalty = real(object, "repeat_penalty", s.repeat_penalty, 0.001f, 1000);
+    s.repeat_last_n = (int32_t)number(object, "repeat_last_n", (uint64_t)s.repeat_last_n, 1 << 20);
+    s.seed = (uint32_t)number(object, "seed", s.seed, UINT32_MAX);
+    std::vector<llama_token> history;
+    const auto found = object.find("history");
+    if (found != object.end()) {
+        if (!found->is_array()) {
+            fail(CODE_ARGUMENT, "history is %s, not a list of tokens", shown(*found).c_str());
+        }
+        for (const json &token : *found) {
+            history.push_back(token_of(token, "history"));
+        }
+    }
+    engine_.set_sampler(sequence, s, history);
+    return {};
+}
+
+//
 // decode
 //
 
@@ -312,6 +493,28 @@ uint64_t selected_tokens(const bb_config &config, byte_view bytes) {
         bb_tensor_read(&view, (uint32_t)index, selected.data(), selected.size());
     }
     return (uint64_t)std::count(selected.begin(), selected.end(), 1);
+}
+
+// The first sequence of each token of a sound bundle.
+std::vector<int32_t> first_sequences(const bb_config &config, byte_view bytes) {
+    bb_bundle view;
+    bb_tensor offsets_tensor, ids_tensor;
+    if (bb_decode(&config, bytes.data, bytes.size, &view, nullptr) != BB_OK) {
+        return {};
+    }
+    const int offsets_at = bb_tensor_find(&view, "seq_offsets", &offsets_tensor);
+    const int ids_at = bb_tensor_find(&view, "seq_ids", &ids_tensor);
+    if (offsets_at < 0 || ids_at < 0) {
+        return {};
+    }
+    std::vector<uint32_t> offsets(offsets_tensor.bytes / sizeof(uint32_t)), ids(ids_tensor.bytes / sizeof(uint32_t));
+    bb_tensor_read(&view, (uint32_t)offsets_at, offsets.data(), offsets.size() * sizeof(uint32_t));
+    bb_tensor_read(&view, (uint32_t)ids_at, ids.data(), ids.size() * sizeof(uint32_t));
+    std::vector<int32_t> first;
+    for (size_t t = 0; t + 1 < offsets.size(); t++) {
+        first.push_back(offsets[t] < ids.size() ? (int32_t)ids[offsets[t]] : 0);
+    }
+    return first;
 }
 
 } // namespace
@@ -377,8 +580,24 @@ service::reply service::decode(request &r) {
         fail(CODE_ARGUMENT, "fragment_size is %" PRIu64 ", not a multiple of %d", layout.fragment_size, BB_ALIGNMENT);
     }
 
+    const bool flows = flag(object, "flow", false) || links_.is_previous(*r.from);
+    const bool last = engine_.facts().last();
+    if (flows && r.from->minor < MINOR_FLOWS) {
+        fail(CODE_PROTOCOL, "a flow needs version %d.%d, and hello settled on %d.%d", MAJOR, MINOR_FLOWS, MAJOR,
+             r.from->minor);
+    }
+    if (flows && !last && !links_.next()) {
+        fail(CODE_LINK, "a flow cannot go on: there is no link to a next worker");
+    }
+    std::optional<flow_stage> stage;
+    if (flows) {
+        stage.emplace(object, r, busy_until_us_);
+        counters_.flows++;
+    }
     const uint8_t nothing = 0; // a bundle of no bytes is cut short like any other, not a bad call
-    const byte_view bytes = {r.bundle.empty() ? &nothing : r.bundle.data(), r.bundle.size()};
+    const byte_view bytes = r.in_ring             ? byte_view{r.in_place.data, r.in_place.size}
+                            : r.bundle.empty() ? byte_view{&nothing, 0}
+                                               : byte_view{r.bundle.data(), r.bundle.size()};
     bb_bundle head;
     if (bb_decode_head(&config_, bytes.data, bytes.size, &head, nullptr, nullptr) != BB_OK) {
         fail_bundle(config_, bytes);
@@ -387,6 +606,9 @@ service::reply service::decode(request &r) {
     if (under_sessions && r.from->minor < MINOR_SESSIONS) {
         fail(CODE_PROTOCOL, "a session table needs version %d.%d, and hello settled on %d.%d", MAJOR, MINOR_SESSIONS,
              MAJOR, r.from->minor);
+    }
+    if (under_sessions && flows) {
+        fail(CODE_ARGUMENT, "a flow takes no session table");
     }
     if (const kept_answer *again = under_sessions ? sessions_.answer_again(wishes, r.bundle) : nullptr) {
         counters_.answers_again++;
@@ -397,7 +619,6 @@ service::reply service::decode(request &r) {
     bb_attr count = {};
     bb_attr_find(&head, BB_KEY_N_TOKENS, &count);
     const uint64_t n_tokens = std::min<uint64_t>(count.u64, UINT32_MAX); // the engine knows the real limit
-    const bool last = engine_.facts().last();
     const bool with_bundle = !last || wishes.logits;
     if (with_bundle && n_tokens <= engine_.n_batch()) {
         check_output_size(bytes, head, layout, n_tokens);
@@ -419,9 +640,11 @@ service::reply service::decode(request &r) {
     reply reply;
     if (last && wishes.sample) {
         const uint64_t point = now_us();
+        const std::vector<int32_t> sequences =
+            engine_.has_samplers() ? first_sequences(config_, bytes) : std::vector<int32_t>();
         std::vector<llama_token> sampled;
         for (const int32_t index : engine_.outputs()) {
-            sampled.push_back(engine_.sample(index));
+            sampled.push_back(engine_.sample(index, (size_t)index < sequences.size() ? sequences[(size_t)index] : -1));
         }
         reply.text["sampled"] = sampled;
         compute_us += now_us() - point;
@@ -432,16 +655,30 @@ service::reply service::decode(request &r) {
         reply.bundle = engine_.output(layout);
         encode_us = now_us() - point;
     }
-    reply.text["n_tokens"] = n_tokens;
-    reply.text["decode_us"] = times.decode_us;
-    reply.text["compute_us"] = compute_us;
-    reply.text["encode_us"] = encode_us;
+    if (stage) {
+        stage->add(engine_.facts(), times, compute_us, encode_us, reply.bundle.size);
+        reply.text["stages"] = std::move(stage->stages);
+    }
+    if (flows && !last) {
+        reply.to_next = true;
+        for (const char *wish : {"flow", "byte_order", "fragment_size", "checksums", "logits", "sample"}) {
+            const auto found = object.find(wish);
+            if (found != object.end()) {
+                reply.text[wish] = *found;
+            }
+        }
+    } else {
+        reply.text["n_tokens"] = n_tokens;
+        reply.text["decode_us"] = times.decode_us;
+        reply.text["compute_us"] = compute_us;
+        reply.text["encode_us"] = encode_us;
+    }
 
     counters_.tokens += n_tokens;
     counters_.decode_us += times.decode_us;
     counters_.compute_us += compute_us;
     counters_.encode_us += encode_us;
-    counters_.bundle_bytes_in += r.bundle.size();
+    counters_.bundle_bytes_in += bytes.size;
     counters_.bundle_bytes_out += reply.bundle.size;
     if (under_sessions) {
         try {
@@ -488,10 +725,7 @@ service::reply service::detokenize(const request &r) {
     }
     json pieces = json::array();
     for (const json &token : *found) {
-        if (!token.is_number_unsigned() || token.get<uint64_t>() > INT32_MAX) {
-            fail(CODE_ARGUMENT, "tokens holds %s, not a token id", shown(token).c_str());
-        }
-        const std::string piece = engine_.piece((llama_token)token.get<uint64_t>());
+        const std::string piece = engine_.piece(token_of(token, "tokens"));
         pieces.push_back(hex((const uint8_t *)piece.data(), piece.size()));
     }
     reply reply;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "worker_engine.h"
+#include "worker_links.h"
 #include "worker_protocol.h"
 #include "worker_sessions.h"
 
@@ -14,7 +15,9 @@ std::string error_text(const failure &f);
 
 class service {
 public:
-    service(engine &engine, const session_options &sessions, uint64_t max_bundle);
+    // `queue`: where requests come from; `read`: starts a reader thread for a link.
+    service(engine &engine, const session_options &sessions, uint64_t max_bundle, request_queue &queue,
+            std::function<void(const std::shared_ptr<connection> &)> read);
 
     // Answers one message. True when it was a shutdown and the worker is to end.
     bool answer(request &r);
@@ -23,12 +26,17 @@ public:
     static int code_of(const request &refused);
 
     // What nobody holds any more is released after a while; the clock is the caller's.
-    void connection_gone(const connection &who, moment when) { sessions_.connection_gone(who, when); }
+    void connection_gone(const connection &who, moment when);
     std::optional<moment> next_release() const { return sessions_.next_release(); }
     void release_abandoned(moment now) { sessions_.release_abandoned(now); }
 
 private:
     struct reply; // text and bundle
+    struct flow_stage;
+
+    const std::shared_ptr<connection> &hearer(const request &r);
+    static std::string text_of(const json &object);
+    void pass_on(uint64_t id, const reply &reply);
 
     reply handle(request &r);
     reply hello(const request &r);
@@ -36,6 +44,8 @@ private:
     reply decode(request &r);
     reply statistics();
     reply clear(const request &r);
+    reply link(request &r);
+    reply sampler(const request &r);
     reply tokenize(const request &r);
     reply detokenize(const request &r);
 
@@ -47,11 +57,13 @@ private:
     uint64_t max_bundle_;
     bb_config config_;
     session_service sessions_;
+    links links_;
     uint64_t started_us_;
+    uint64_t busy_until_us_ = 0; // the end of the last answer
 
     struct {
         uint64_t requests = 0, errors = 0, tokens = 0, compute_us = 0, decode_us = 0, encode_us = 0;
-        uint64_t bundle_bytes_in = 0, bundle_bytes_out = 0, answers_again = 0;
+        uint64_t bundle_bytes_in = 0, bundle_bytes_out = 0, answers_again = 0, flows = 0;
     } counters_;
 };
 

@@ -142,18 +142,6 @@ void kept_answers::drop(place answer) {
 
 namespace {
 
-struct descriptor {
-    int fd;
-    explicit descriptor(int opened) : fd(opened) {}
-    ~descriptor() {
-        if (fd >= 0) {
-            close(fd);
-        }
-    }
-    descriptor(const descriptor &) = delete;
-    descriptor &operator=(const descriptor &) = delete;
-};
-
 bool write_all(int fd, byte_view bytes) {
     for (size_t done = 0; done < bytes.size;) {
         const ssize_t n = write(fd, bytes.data + done, bytes.size - done);
@@ -224,12 +212,12 @@ void state_folder::write(const std::string &name, byte_view bytes) const {
 std::vector<uint8_t> state_folder::read(const std::string &name, uint64_t max_bytes) const {
     // a FIFO would wait for its other end, a link would lead out of the folder
     const descriptor file(openat(folder_, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
-    if (file.fd < 0) {
+    if (file.get() < 0) {
         fail(CODE_ARGUMENT, "file '%s' cannot be opened: %s", name.c_str(),
              errno == ELOOP ? "it is a symbolic link" : reason(errno).c_str());
     }
     struct stat info;
-    if (fstat(file.fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    if (fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
         fail(CODE_ARGUMENT, "file '%s' is not a regular file", name.c_str());
     }
     if ((uint64_t)info.st_size > max_bytes) {
@@ -238,7 +226,7 @@ std::vector<uint8_t> state_folder::read(const std::string &name, uint64_t max_by
     }
     std::vector<uint8_t> bytes((size_t)info.st_size);
     for (size_t done = 0; done < bytes.size();) {
-        const ssize_t n = ::read(file.fd, bytes.data() + done, bytes.size() - done);
+        const ssize_t n = ::read(file.get(), bytes.data() + done, bytes.size() - done);
         if (n == 0 || (n < 0 && errno != EINTR)) {
             fail(CODE_ARGUMENT, "file '%s' gave %zu of its %zu bytes: %s", name.c_str(), done, bytes.size(),
                  n == 0 ? "it was cut short" : reason(errno).c_str());

@@ -297,7 +297,9 @@ def either(request: pytest.FixtureRequest) -> Process:
 #
 
 
-@pytest.mark.parametrize(("minors", "common"), [([0], 0), ([3, 0, 1], 1), ([1, 0], 1), ([2, 0], 0), ([1], 1)])
+@pytest.mark.parametrize(
+    ("minors", "common"), [([0], 0), ([3, 0, 1], 1), ([1, 0], 1), ([3, 0], 0), ([1], 1), ([0, 2, 1], 2)]
+)
 def test_hello_settles_on_the_highest_common_minor(listening: Process, minors: list[int], common: int) -> None:
     """Catches a worker that takes the other side's highest minor, or only a list that equals its own."""
     answer = listening.connect(greet=False).expect(HELLO, {"major": 1, "minors": minors})

@@ -6,11 +6,12 @@ import argparse
 import codecs
 import contextlib
 import json
+import math
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from ..native import build
 from ..shards import (
     CheckedRelay,
     Fault,
+    FlowPipeline,
     Generation,
     LocalWorker,
     Pipeline,
     Plan,
+    Sampling,
     Settings,
     close_workers,
     start_workers,
@@ -64,11 +67,15 @@ def seconds(text: str) -> float:
 
 def default_threads() -> int:
     """The processors this process may use, at most four."""
+    return max(1, min(4, len(usable_processors())))
+
+
+def usable_processors() -> list[int]:
+    """Those that this process may use."""
     try:
-        usable = len(os.sched_getaffinity(0))
+        return sorted(os.sched_getaffinity(0))
     except AttributeError:  # not every system has it
-        usable = os.cpu_count() or 1
-    return max(1, min(4, usable))
+        return list(range(os.cpu_count() or 1))
 
 
 def add_settings(parser: argparse.ArgumentParser, defaults: Settings | None = None) -> None:
@@ -110,6 +117,43 @@ def settings_of(options: argparse.Namespace) -> Settings:
     )
 
 
+def real(minimum: float, maximum: float) -> Any:
+    """An argparse type: a number from ``minimum`` to ``maximum``."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not minimum <= value <= maximum:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {minimum:g} to {maximum:g}")
+        return value
+
+    return parse
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """Options for how tokens are drawn."""
+    group = parser.add_argument_group("sampling (llama.cpp's samplers; without --temperature the most likely token)")
+
+    def option(name: str, kind: Any, value: float, told: str) -> None:
+        group.add_argument(name, type=kind, default=value, metavar="X", help=f"{told} ({value:g})")
+
+    usual = Sampling()
+    option("--temperature", real(0, 1000), usual.temperature, "what logits are divided by")
+    option("--top-k", number(0, 1 << 30), usual.top_k, "the K most likely tokens alone; 0: all")
+    option("--top-p", real(0, 1), usual.top_p, "the most likely tokens up to this share alone")
+    option("--min-p", real(0, 1), usual.min_p, "tokens of at least this share of the most likely one's alone")
+    option("--repeat-penalty", real(0.001, 1000), usual.repeat_penalty, "what repeated tokens' logits are divided by")
+    option("--repeat-last-n", number(0, 1 << 20), usual.repeat_last_n, "how far back a token counts as repeated")
+    option("--seed", number(0, (1 << 32) - 1), usual.seed, "of the draws")
+
+
+def sampling_of(options: argparse.Namespace) -> Sampling:
+    """How tokens are to be drawn."""
+    return Sampling(**{field.name: getattr(options, field.name) for field in fields(Sampling)})
+
+
 def worker_program(options: argparse.Namespace) -> Path:
     """The shard worker of the patched build, built first if need be."""
     given: Path | None = options.worker
@@ -146,6 +190,11 @@ class Run:
         return zip(pipeline.shards, pipeline.workers, strict=True)
 
 
+def local(pipeline: Pipeline) -> list[LocalWorker]:
+    """The workers of a pipeline that was made of local ones."""
+    return [worker for worker in pipeline.workers if isinstance(worker, LocalWorker)]
+
+
 def _memory(layers: tuple[int, int], described: Mapping[str, Any], counters: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "range": list(layers),
@@ -166,14 +215,23 @@ def workers(
     unsplit: bool,
     fault: Fault | None = None,
     timeout: float | None = REQUEST_TIMEOUT,
+    direct: Mapping[str, Any] | None = None,
+    processors: Sequence[Sequence[int]] = (),
 ) -> Iterator[Run]:
-    """Start the shards (and the unsplit worker), and close every one of them at the end, whatever happens."""
+    """Start the shards (and the unsplit worker), and close every one of them at the end, whatever happens.
+
+    Bundles pass through this process; or, with ``direct``, the options of a :class:`FlowPipeline`, from worker to
+    worker. ``processors`` are those of each shard, empty: all for all.
+    """
     started: list[LocalWorker] = []
     try:
         ranges = list(plan)
         asked = [*ranges, *([(0, plan.n_layer)] if unsplit else [])]
-        started = start_workers(program, model, asked, settings, timeout)
-        split = Pipeline(started[: len(ranges)], CheckedRelay(fault) if check else None)
+        started = start_workers(program, model, asked, settings, timeout, processors=processors)
+        ours = started[: len(ranges)]
+        split = (
+            Pipeline(ours, CheckedRelay(fault) if check else None) if direct is None else FlowPipeline(ours, **direct)
+        )
         yield Run(plan, split, Pipeline(started[len(ranges) :]) if unsplit else None)
     finally:
         close_workers(started)
@@ -281,6 +339,8 @@ def hops_of(run: Run, generation: Generation) -> list[dict[str, Any]]:
                 "decode_us": round(mean.decode_us, 2),
                 "python_decode_us": round(mean.python_decode_us, 2),
                 "python_encode_us": round(mean.python_encode_us, 2),
+                "transfer_us": round(mean.transfer_us, 2),
+                "wait_us": round(mean.wait_us, 2),
             }
         )
     return found

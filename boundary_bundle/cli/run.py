@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from ..shards import Fault, Generation, generate, make_plan, parse_cuts, read_model_file
+from ..shards import Fault, FlowPipeline, Generation, generate, make_plan, parse_cuts, read_model_file, shares
 from . import common
 from .common import CommandError, Run
 
@@ -19,7 +19,7 @@ def add_command(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "run",
         help="generate text with a split model",
-        description="Split a model at the given layers over as many processes, and generate text greedily. "
+        description="Split a model at the given layers over as many processes, and generate text. "
         "Standard output is the text, standard error the rest.",
     )
     parser.add_argument("--model", type=common.file_name, required=True, metavar="FILE", help="a GGUF file")
@@ -41,8 +41,23 @@ def add_command(commands: Any) -> None:
         metavar="N",
         help="then measure N whole generations, split and unsplit in turn, and report the medians",
     )
+    parser.add_argument(
+        "--hand-over",
+        choices=("direct", "driver"),
+        help="bundles go from worker to worker, a prompt in micro-batches side by side (direct, the default), or "
+        "through this process (driver, and always with --check)",
+    )
+    parser.add_argument(
+        "--spread",
+        action="store_true",
+        help="deal the processors out to the shards, and start no more threads for each than it has: for prompts, and "
+        "several sequences, that all shards work on side by side",
+    )
+    parser.add_argument("--no-shared-memory", action="store_true", help="direct: through sockets, not shared memory")
+    parser.add_argument("--no-checksums", action="store_true", help="direct: bundles without checksums")
     parser.add_argument("--json", type=common.file_name, metavar="FILE", help="write the result to FILE")
     parser.add_argument("--plant-fault", metavar="HOP:STEP", help=argparse.SUPPRESS)
+    common.add_sampling(parser)
     common.add_settings(parser)
     parser.set_defaults(function=run)
 
@@ -55,11 +70,17 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError("--all-logits is for --check")
     if options.speed_runs is not None and options.tokens < 2:
         raise CommandError(_TOO_FEW)
+    direct = _direct(options)
     common.check_prompt(options.prompt)
     model = read_model_file(options.model)
     plan = make_plan(model.n_layer, cuts)
     common.check_target(options.json, options.model, options.worker)
     settings = common.settings_of(options)
+    processors: list[list[int]] = []
+    if options.spread:
+        processors = shares(common.usable_processors(), len(plan))
+        settings = replace(settings, threads=min(settings.threads, *map(len, processors)))
+    sampling = common.sampling_of(options)
     program = common.worker_program(options)
     unsplit = options.check or options.speed_runs is not None
     with common.workers(
@@ -71,6 +92,8 @@ def run(options: argparse.Namespace) -> int:
         unsplit=unsplit,
         fault=fault,
         timeout=options.timeout,
+        direct=direct,
+        processors=processors,
     ) as running:
         prompt = running.last.tokenize(options.prompt)
         common.require_room(settings, len(prompt), options.tokens)
@@ -80,11 +103,12 @@ def run(options: argparse.Namespace) -> int:
             running.split,
             prompt,
             options.tokens,
-            batch_size=settings.batch,
+            batch_size=settings.batch if direct is None else settings.ubatch,
             eos=eos,
             reference=running.reference if options.check else None,
             all_logits=options.all_logits and options.check,
             on_token=printer,
+            sampling=sampling,
         )
         text = printer.finish()
         result: dict[str, Any] = {
@@ -93,6 +117,8 @@ def run(options: argparse.Namespace) -> int:
             "n_layer": model.n_layer,
             "cuts": plan.cuts,
             "settings": asdict(settings),
+            "sampling": asdict(sampling),
+            "hand_over": "driver" if direct is None else "direct",
             "prompt": options.prompt,
             "prompt_tokens": len(prompt),
             "steps": generation.steps,
@@ -119,14 +145,14 @@ def run(options: argparse.Namespace) -> int:
 
 def speed(running: Run, prompt: list[int], n_tokens: int, batch_size: int, runs: int) -> dict[str, Any]:
     """Whole generations, split and unsplit in turn, unchecked; medians of the decode speeds."""
-    from ..shards import Pipeline
-
     assert running.reference is not None
-    fast = Pipeline(running.split.workers)
+    split_one = running.split
+    if not isinstance(split_one, FlowPipeline):
+        split_one = FlowPipeline(common.local(split_one))
     ours: list[float] = []
     theirs: list[float] = []
     for _ in range(runs):
-        for pipeline, rates in ((fast, ours), (running.reference, theirs)):
+        for pipeline, rates in ((split_one, ours), (running.reference, theirs)):
             value = generate(pipeline, prompt, n_tokens, batch_size=batch_size).tokens_per_second
             if value is None:
                 raise CommandError(_TOO_FEW)
@@ -171,6 +197,20 @@ def _report(result: dict[str, Any], generation: Generation) -> None:
         how = " with both codecs checked on every hop" if result["checked"] and result["hops"] else ""
         beside = f", unsplit {unsplit:.1f}" if unsplit is not None else ""
         say(f"{common.counted(generation.steps, 'token')}, {rate:.1f} tokens/s{how}{beside}")
+
+
+def _direct(options: argparse.Namespace) -> dict[str, Any] | None:
+    """Options of the FlowPipeline; None when bundles go through this process."""
+    if options.check or options.hand_over == "driver":
+        if options.hand_over == "direct":
+            raise CommandError(
+                "--check looks at every bundle, so they go through the driver: leave out --hand-over direct"
+            )
+        for name in ("no_shared_memory", "no_checksums"):
+            if getattr(options, name):
+                raise CommandError(f"--{name.replace('_', '-')} is for --hand-over direct")
+        return None
+    return {"shared_memory": 0 if options.no_shared_memory else None, "checksums": not options.no_checksums}
 
 
 def _fault(options: argparse.Namespace) -> Fault | None:

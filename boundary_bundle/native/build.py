@@ -73,6 +73,8 @@ WORKER_SOURCES = (
     "shard_worker.cpp",
     "worker_service.cpp",
     "worker_sessions.cpp",
+    "worker_links.cpp",
+    "worker_ring.cpp",
     "worker_json.cpp",
     "worker_protocol.cpp",
     "worker_engine.cpp",

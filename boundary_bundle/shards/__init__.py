@@ -4,7 +4,8 @@ plan      which layers each shard owns, and what a GGUF file says of itself
 protocol  the messages between driver and worker (spec/worker-protocol.md)
 worker    one worker behind a small interface; the local one is a child process
 batch     tokens of interleaved sequences as a bundle
-pipeline  a batch through all shards, and greedy generation
+pipeline  a batch through all shards, and generation
+flow      bundles from worker to worker, several batches under way
 sessions  sessions over a pipeline: hot state that is rebuilt from the driver's token history
 check     both codecs on every hop, and logits compared by their bits
 """
@@ -13,7 +14,18 @@ from __future__ import annotations
 
 from .batch import Batch, Layout, SessionRow
 from .check import CheckedRelay, Fault
-from .pipeline import Generation, Pipeline, PipelineError, Relay, Step, count_differing, generate
+from .flow import Flow, FlowPipeline
+from .pipeline import (
+    Generation,
+    Pipeline,
+    PipelineError,
+    Relay,
+    Step,
+    Streams,
+    count_differing,
+    generate,
+    generate_streams,
+)
 from .plan import ModelFile, Plan, PlanError, make_plan, parse_cuts, read_model_file
 from .pool import WorkerPool
 from .protocol import Outcome
@@ -23,12 +35,14 @@ from .worker import (
     LocalWorker,
     Recipe,
     Reply,
+    Sampling,
     SessionRefused,
     SessionTable,
     Settings,
     Worker,
     WorkerError,
     close_workers,
+    shares,
     start_workers,
 )
 
@@ -38,6 +52,8 @@ __all__ = [
     "CheckedRelay",
     "Description",
     "Fault",
+    "Flow",
+    "FlowPipeline",
     "Generation",
     "Layout",
     "LocalWorker",
@@ -50,6 +66,7 @@ __all__ = [
     "Recipe",
     "Relay",
     "Reply",
+    "Sampling",
     "Session",
     "SessionPipeline",
     "SessionRefused",
@@ -57,15 +74,18 @@ __all__ = [
     "SessionTable",
     "Settings",
     "Step",
+    "Streams",
     "Worker",
     "WorkerError",
     "WorkerPool",
     "close_workers",
     "count_differing",
     "generate",
+    "generate_streams",
     "local_workers",
     "make_plan",
     "parse_cuts",
     "read_model_file",
+    "shares",
     "start_workers",
 ]

@@ -1,12 +1,14 @@
-"""A batch through all shards, one after another, and greedy generation on top of it."""
+"""A batch through all shards, one after another, and generation on top of it."""
 
 from __future__ import annotations
 
 import contextlib
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +17,7 @@ from ..decoder import decode
 from ..encoder import encode
 from .batch import PLAIN, Batch, Layout
 from .protocol import Type
-from .worker import Bytes, Description, Pending, Reply, Worker, WorkerError
+from .worker import Bytes, Description, Pending, Reply, Sampling, Worker, WorkerError
 
 Logits = npt.NDArray[np.float32]
 
@@ -45,7 +47,8 @@ class HopTime:
     """One bundle from one shard to the next: bytes as the producer wrote them, and codec microseconds.
 
     encode_us is the producer's C codec, decode_us the consumer's; the python ones are 0 when the bytes were
-    passed on unread.
+    passed on unread. Of a bundle that went from worker to worker, transfer_us is the time from the one having it whole
+    to the other having it in hand, and wait_us that in which the other had another one in hand; else they are 0.
     """
 
     bytes: int
@@ -53,6 +56,8 @@ class HopTime:
     decode_us: float
     python_decode_us: float
     python_encode_us: float
+    transfer_us: float = 0.0
+    wait_us: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,22 @@ class Step:
     shards: list[ShardTime]
     hops: list[HopTime]
     seconds: float
+
+
+class UnderWay(Protocol):
+    """A batch that has been submitted."""
+
+    def result(self) -> Step:
+        """Wait for what comes of it. Raises WorkerError, and what the relay raises."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Done:
+    step: Step
+
+    def result(self) -> Step:
+        return self.step
 
 
 class Relay:
@@ -155,6 +176,15 @@ class Pipeline:
             # Such as a Ctrl-C. Requests are answered in order: what is asked next comes after this in any case.
             self._roll_back(self.workers[:ahead], batch, wait=False)
             raise
+
+    def submit(self, batch: Batch, *, logits: bool = False, sample: bool = True) -> UnderWay:
+        """Begin with one batch; its result is for later. Here it has come when this returns, in
+        :class:`~boundary_bundle.shards.FlowPipeline` several are under way. Raises as :meth:`decode` does."""
+        return _Done(self.decode(batch, logits=logits, sample=sample))
+
+    def set_sampler(self, sequence: int, sampling: Sampling, history: Sequence[int] = ()) -> None:
+        """How the tokens of ``sequence`` are drawn from now on, until it is cleared; ``history`` are those before."""
+        self.workers[-1].set_sampler(sequence, sampling, history)
 
     def _decode(self, batch: Batch, logits: bool, sample: bool, entered: Callable[[int], None]) -> Step:
         started = time.perf_counter()
@@ -267,6 +297,8 @@ class Generation:
             statistics.fmean(time.decode_us for time in times),
             statistics.fmean(time.python_decode_us for time in times),
             statistics.fmean(time.python_encode_us for time in times),
+            statistics.fmean(time.transfer_us for time in times),
+            statistics.fmean(time.wait_us for time in times),
         )
 
 
@@ -296,10 +328,13 @@ def generate(
     reference: Pipeline | None = None,
     all_logits: bool = False,
     on_token: Callable[[int], None] | None = None,
+    sampling: Sampling | None = None,
 ) -> Generation:
-    """Generate up to ``n_tokens`` tokens greedily after ``prompt``, from empty sequences.
+    """Generate up to ``n_tokens`` tokens after ``prompt``, from empty sequences: the most likely ones, or as
+    ``sampling`` draws them.
 
-    The prompt goes in batches of ``batch_size``. ``eos`` tokens end it. With ``reference``, every batch
+    The prompt goes in batches of ``batch_size``, side by side where the pipeline has several under way. ``eos`` tokens
+    end it. With ``reference``, every batch
     goes through it too and each logit of each step is compared by its bits; ``all_logits`` asks for the
     logits of every prompt token, not of the last alone. Raises PipelineError when there is nothing to
     begin with or no room, ValueError for a ``batch_size`` under 1, and WorkerError.
@@ -316,8 +351,8 @@ def generate(
         raise PipelineError(f"a prompt of {count} and {n_tokens} more do not fit a context of {room}")
     result = Generation(list(prompt))
 
-    def run(batch: Batch, steps: list[Step], reference_steps: list[Step]) -> list[int]:
-        step = pipeline.decode(batch, logits=reference is not None)
+    def finish(under_way: UnderWay, batch: Batch, steps: list[Step], reference_steps: list[Step]) -> list[int]:
+        step = under_way.result()
         # Rows of logits are large; what is kept of a step is its times.
         steps.append(replace(step, logits=None))
         if reference is not None:
@@ -329,13 +364,22 @@ def generate(
             result.logits_differing += count_differing(step.logits, theirs.logits)
         return step.sampled
 
+    def submit(batch: Batch) -> UnderWay:
+        return pipeline.submit(batch, logits=reference is not None)
+
     pipeline.clear()
+    if sampling is not None:
+        pipeline.set_sampler(0, sampling, prompt)
     if reference is not None:
         reference.clear()
+    parts = []
     for start in range(0, len(prompt), batch_size):
         part = prompt[start : start + batch_size]
         outputs = "all" if all_logits else "last" if start + len(part) == len(prompt) else "none"
-        sampled = run(Batch.of_sequence(part, start, outputs=outputs), result.prompt_steps, [])
+        batch = Batch.of_sequence(part, start, outputs=outputs)
+        parts.append((submit(batch), batch))
+    for under_way, batch in parts:
+        sampled = finish(under_way, batch, result.prompt_steps, [])
     token = sampled[-1]
     while True:
         result.tokens.append(token)
@@ -345,4 +389,102 @@ def generate(
             return result
         position = len(prompt) + len(result.tokens) - 1
         batch = Batch.of_sequence([token], position)
-        token = run(batch, result.decode_steps, result.reference_steps)[-1]
+        token = finish(submit(batch), batch, result.decode_steps, result.reference_steps)[-1]
+
+
+@dataclass
+class Streams:
+    """What came of several prompts: the tokens of each, and how long the steps behind the prompts took for all of them
+    together. ``logits_compared`` and ``logits_differing`` are 0 without a reference.
+    """
+
+    tokens: list[list[int]]
+    decode_seconds: float = 0.0
+    decoded: int = 0
+    logits_compared: int = 0
+    logits_differing: int = 0
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of all sequences together; None when nothing was decoded after the prompts."""
+        return self.decoded / self.decode_seconds if self.decoded and self.decode_seconds else None
+
+
+def generate_streams(
+    pipeline: Pipeline,
+    prompts: Sequence[Sequence[int]],
+    n_tokens: int,
+    *,
+    batch_size: int,
+    group: int = 1,
+    eos: Sequence[int] = (),
+    samplings: Sequence[Sampling] = (),
+    reference: Pipeline | None = None,
+) -> Streams:
+    """Generate up to ``n_tokens`` tokens after each prompt, prompt i as sequence i, from empty sequences.
+
+    ``group`` sequences share a batch; the groups are under way side by side, each token sent on its way as soon as the
+    one before it is there. Prompts go in batches of ``batch_size``. ``samplings``, one a prompt, say how tokens are
+    drawn. ``reference`` runs the same batches one after the other, and each logit is compared by its bits. Raises as
+    :func:`generate` does.
+    """
+    if batch_size < 1 or group < 1:
+        raise ValueError(f"{group} sequences cannot share a batch, nor a prompt go in batches of {batch_size} tokens")
+    if not prompts or not all(prompts):
+        raise PipelineError("a prompt has no tokens")
+    if n_tokens < 1:
+        raise PipelineError(f"{n_tokens} tokens cannot be generated")
+    pipeline.clear()
+    for sequence, sampling in enumerate(samplings):
+        pipeline.set_sampler(sequence, sampling, prompts[sequence])
+    if reference is not None:
+        reference.clear()
+    result = Streams([[] for _ in prompts])
+    logits = reference is not None
+
+    def finish(under_way: UnderWay, batch: Batch) -> list[int]:
+        step = under_way.result()
+        if reference is not None:
+            theirs = reference.decode(batch, logits=True)
+            assert step.logits is not None
+            assert theirs.logits is not None
+            result.logits_compared += step.logits.size
+            result.logits_differing += count_differing(step.logits, theirs.logits)
+        return step.sampled
+
+    parts = []
+    for sequence, prompt in enumerate(prompts):
+        for start in range(0, len(prompt), batch_size):
+            part = prompt[start : start + batch_size]
+            outputs = "last" if start + len(part) == len(prompt) else "none"
+            batch = Batch.of_sequence(part, start, outputs=outputs, sequence=sequence)
+            parts.append((pipeline.submit(batch, logits=logits), batch, sequence))
+    for under_way, batch, sequence in parts:
+        result.tokens[sequence] += finish(under_way, batch)
+
+    def ongoing(sequences: Sequence[int]) -> list[int]:
+        return [s for s in sequences if len(result.tokens[s]) < n_tokens and result.tokens[s][-1] not in eos]
+
+    def next_batch(sequences: Sequence[int]) -> Batch:
+        tokens = [result.tokens[s][-1] for s in sequences]
+        positions = [len(prompts[s]) + len(result.tokens[s]) - 1 for s in sequences]
+        return Batch(tokens, positions, [(s,) for s in sequences], [True] * len(sequences))
+
+    began = time.perf_counter()
+    groups = [ongoing(range(at, min(at + group, len(prompts)))) for at in range(0, len(prompts), group)]
+    # In the order of their beginning: each group's next batch goes in when its last one has come out.
+    turn: deque[tuple[UnderWay, Batch, list[int]]] = deque()
+    for sequences in filter(None, groups):
+        batch = next_batch(sequences)
+        turn.append((pipeline.submit(batch, logits=logits), batch, sequences))
+    while turn:
+        under_way, batch, sequences = turn.popleft()
+        for sequence, token in zip(sequences, finish(under_way, batch), strict=True):
+            result.tokens[sequence].append(token)
+            result.decoded += 1
+        sequences = ongoing(sequences)
+        if sequences:
+            batch = next_batch(sequences)
+            turn.append((pipeline.submit(batch, logits=logits), batch, sequences))
+    result.decode_seconds = time.perf_counter() - began
+    return result

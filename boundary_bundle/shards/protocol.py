@@ -1,4 +1,4 @@
-"""Messages between a driver and a shard worker (spec/worker-protocol.md, version 1.1).
+"""Messages between a driver and a shard worker (spec/worker-protocol.md, version 1.2).
 
 Bytes only; nothing here waits or sends.
 """
@@ -13,13 +13,17 @@ from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
 MAJOR = 1
-MINORS = [0, 1]
+MINORS = [0, 1, 2]
+#: The one that brought links, flows and samplers.
+MINOR_FLOWS = 2
 MAGIC = b"BBWP"
 HEADER = struct.Struct("<4sHHQIIQ")
 HEADER_BYTES = HEADER.size
 REPLY = 0x8000
 MAX_TEXT = 1 << 20
 MAX_BUNDLE = 1 << 30
+#: Numbers of flows begin here: any worker of the pipeline may answer one, so they are none of its own requests'.
+FLOWS = 1 << 63
 #: Arrays and objects of a text within each other.
 MAX_DEPTH = 64
 
@@ -43,6 +47,8 @@ class Type(IntEnum):
     SESSIONS = 14
     SAVE = 15
     RESTORE = 16
+    LINK = 17
+    SAMPLER = 18
     ERROR = 0x7FFF
 
 
@@ -64,6 +70,7 @@ ERRORS = {
     21: "json",
     22: "frame",
     23: "no_memory",
+    24: "link",
 }
 
 

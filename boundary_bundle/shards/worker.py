@@ -7,6 +7,7 @@ streams. An engine that places workers on other hosts brings its own class and i
 
 from __future__ import annotations
 
+import array
 import contextlib
 import itertools
 import re
@@ -19,7 +20,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -145,6 +146,22 @@ class Settings:
         if not self.mmap:
             words.append("--no-mmap")
         return words
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn from logits, by llama.cpp's chain of samplers in its usual order: penalties, top-k, top-p,
+    min-p, temperature, and a draw by ``seed``. ``temperature`` 0 takes the most likely one; ``top_k`` 0, ``top_p`` 1,
+    ``min_p`` 0 and ``repeat_penalty`` 1 leave everything as it is.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -388,6 +405,12 @@ class Worker(ABC):
         reply = self.request(Type.DETOKENIZE, {"tokens": list(tokens)}).result()
         return [bytes.fromhex(piece) for piece in reply.text["pieces"]]
 
+    def set_sampler(self, sequence: int, sampling: Sampling, history: Sequence[int] = ()) -> None:
+        """How the last shard draws the tokens of ``sequence`` from now on, until it is cleared; ``history`` are tokens
+        that it has drawn, or been given, already."""
+        wish = {"sequence": sequence, **asdict(sampling), "history": list(history)}
+        self.request(Type.SAMPLER, wish).result()
+
     # -- sessions (minor 1). Each raises SessionRefused for every outcome but hit.
 
     def open_session(
@@ -628,14 +651,82 @@ class LocalWorker(Worker):
         """End the process at once, without a word to it."""
         self._process.kill()
 
+    # -- links and flows (minor 2); for pipelines
+
+    def link(self, to: str, descriptors: Sequence[int]) -> Pending:
+        """Connect the worker with the one before it (``to`` is previous) or behind it (next): a Unix stream socket and,
+        where both ends are to have it, a sealed file of memory. The descriptors stay the caller's to close."""
+        return self._begin(Type.LINK, {"to": to}, b"", "link", descriptors=descriptors)
+
+    def expect(self, number: int, operation: str) -> _Pending:
+        """An answer that may come without a request: of flow ``number`` (protocol.FLOWS and more)."""
+        if self._lost is not None:
+            raise self._again(operation)
+        pending = self._pending[number] = _Pending(self, operation)
+        return pending
+
+    def forget(self, number: int) -> None:
+        """No answer of flow ``number`` is waited for any more; one that comes is dropped."""
+        self._pending.pop(number, None)
+
+    def send_flow(self, number: int, text: Mapping[str, Any], bundle: Bytes) -> _Pending:
+        """Decode as flow ``number``. Raises WorkerError."""
+        return self._begin(Type.DECODE, text, bundle, "decode", number=number)
+
+    def fileno(self) -> int:
+        """The descriptor on which answers come; :meth:`take` takes them."""
+        return self._socket.fileno()
+
+    def take(self) -> None:
+        """Take what has come, without waiting."""
+        self._poll()
+
+    @property
+    def loss(self) -> WorkerError | None:
+        """Why nothing can be asked any more; None while something can."""
+        return self._lost
+
+    def loss_for(self, operation: str) -> WorkerError:
+        """:attr:`loss`, said of another operation."""
+        return self._again(operation)
+
+    def overdue(self, what: str, operation: str) -> WorkerError:
+        """End a worker that does not do its part, unless it has ended; what there is to say of it."""
+        if self._lost is None:
+            self._give_up("timeout", f"{what}: {self._state()}", operation)
+        return self._again(operation)
+
+    @property
+    def heard(self) -> float:
+        """When the last byte came from it (time.monotonic)."""
+        return self._heard
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that it may be silent while an answer is waited for; None for ever."""
+        return self._timeout
+
+    def is_stopped(self) -> bool:
+        """Whether its process is stopped, by a signal or a debugger."""
+        return self._letter() in ("T", "t")
+
     # -- sending
 
-    def _begin(self, type: int, text: Mapping[str, Any] | None, bundle: Bytes, operation: str) -> _Pending:
+    def _begin(
+        self,
+        type: int,
+        text: Mapping[str, Any] | None,
+        bundle: Bytes,
+        operation: str,
+        number: int | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> _Pending:
         if self._lost is not None:
             raise self._again(operation)
         if self._closed or self._end_by is not None:
             raise WorkerError(0, "lost", "the worker has been closed", self.layer_range, operation)
-        number = next(self._ids)
+        if number is None:
+            number = next(self._ids)
         try:
             parts: list[Bytes] = [protocol.pack(type, number, text, len(bundle))]
         except ProtocolError as error:
@@ -645,7 +736,7 @@ class LocalWorker(Worker):
         pending = self._pending[number] = _Pending(self, operation)
         try:
             with self._send_lock:
-                self._send(parts, operation)
+                self._send(parts, operation, descriptors)
         except BaseException:
             self._pending.pop(number, None)
             if self._partly_sent and self._lost is None:
@@ -657,12 +748,14 @@ class LocalWorker(Worker):
             pending.error = self._again(operation)
         return pending
 
-    def _send(self, parts: list[Bytes], operation: str) -> None:
+    def _send(self, parts: list[Bytes], operation: str, descriptors: Sequence[int] = ()) -> None:
         rest = [memoryview(part).cast("B") for part in parts]
+        # They go with the first byte.
+        along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         moved = time.monotonic()
         while rest:
             try:
-                sent = self._socket.sendmsg(rest)
+                sent = self._socket.sendmsg(rest, along)
             except BlockingIOError:
                 self._relieve(moved, operation)
                 continue
@@ -671,6 +764,7 @@ class LocalWorker(Worker):
                 self._await_end()
                 return
             moved = time.monotonic()
+            along = []
             self._partly_sent = sent < sum(map(len, rest))
             while rest and sent >= len(rest[0]):
                 sent -= len(rest.pop(0))
@@ -724,11 +818,15 @@ class LocalWorker(Worker):
 
     def _state(self) -> str:
         """What the process does, as the system tells it."""
-        letter = ""
-        with contextlib.suppress(OSError, IndexError):
-            letter = Path(f"/proc/{self.pid}/stat").read_text("ascii", "replace").rsplit(")", 1)[1].split()[0]
+        letter = self._letter()
         does = {"T": "is stopped", "t": "is stopped by a debugger", "R": "is still computing", "D": "waits for a disk"}
         return f"worker process {self.pid} {does.get(letter, 'does nothing')}"
+
+    def _letter(self) -> str:
+        """The system's letter for its state, "" where there is none."""
+        with contextlib.suppress(OSError, IndexError):
+            return Path(f"/proc/{self.pid}/stat").read_text("ascii", "replace").rsplit(")", 1)[1].split()[0]
+        return ""
 
     def _give_up(self, name: str, message: str, operation: str) -> None:
         """End a worker that nothing can be said to any more."""
@@ -831,10 +929,12 @@ class LocalWorker(Worker):
         pending = self._pending.pop(header.request, None)
         if header.type == Type.ERROR and (pending is not None or header.request == 0):
             error = refusal(text, self.layer_range, pending.operation if pending else "request")
-            if pending is None:  # an unsound frame: the worker hangs up next
-                self._fail_all(error)
+            if pending is None:  # an unsound frame: the worker hangs up next, or gives up a link
+                self._fail_all(error, protocol.FLOWS if "link" in text else 0)
             else:
                 pending.error = error
+        elif pending is None and header.reply and header.request >= protocol.FLOWS:
+            pass  # of a flow that another worker has answered already
         elif pending is None or not header.reply:
             raise ProtocolError(f"the worker sent type {header.type} for request {header.request}, which is not open")
         else:
@@ -858,10 +958,10 @@ class LocalWorker(Worker):
             pending.error = self._again(pending.operation)
         self._pending.clear()
 
-    def _fail_all(self, error: WorkerError) -> None:
-        for pending in list(self._pending.values()):
-            pending.error = error
-        self._pending.clear()
+    def _fail_all(self, error: WorkerError, least: int) -> None:
+        """Every request of this number and above."""
+        for number in [number for number in self._pending if number >= least]:
+            self._pending.pop(number).error = error
 
     def _again(self, operation: str) -> WorkerError:
         assert self._lost is not None
@@ -942,21 +1042,34 @@ def start_workers(
     settings: Settings,
     timeout: float | None = REQUEST_TIMEOUT,
     extra: Sequence[str] = (),
+    processors: Sequence[Sequence[int]] = (),
 ) -> list[LocalWorker]:
     """Start one worker a range, all loading side by side; none is left if one fails. Raises WorkerError.
 
-    ``timeout`` and ``extra`` are those of :class:`LocalWorker`.
+    ``timeout`` and ``extra`` are those of :class:`LocalWorker`. ``processors`` are those of each worker, for as many of
+    the first ones as it lists.
     """
     workers: list[LocalWorker] = []
     try:
-        for layers in ranges:
-            workers.append(LocalWorker(program, model, layers, settings, extra, timeout))
+        for place, layers in enumerate(ranges):
+            own = processors[place] if place < len(processors) else ()
+            kept = ["--processors", ",".join(map(str, own))] if own else []
+            workers.append(LocalWorker(program, model, layers, settings, [*extra, *kept], timeout))
         for worker in workers:
             worker.ready()
     except BaseException:
         close_workers(workers)
         raise
     return workers
+
+
+def shares(processors: Sequence[int], count: int) -> list[list[int]]:
+    """The processors dealt out to ``count`` workers, neighbours together, none to two of them; more workers than
+    processors share all."""
+    if count > len(processors):
+        return [list(processors)] * count
+    edges = [len(processors) * place // count for place in range(count + 1)]
+    return [list(processors[start:end]) for start, end in itertools.pairwise(edges)]
 
 
 def close_workers(workers: Iterable[Worker]) -> None:
