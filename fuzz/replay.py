@@ -30,9 +30,9 @@ def main(arguments: Sequence[str]) -> int:
     count = reached = 0
     for data in inputs(map(Path, arguments[2:])):
         for target in chosen:
-            begin = time.monotonic()
+            begin = time.process_time()  # the machine may be elsewhere
             verdict = target(data)
-            if time.monotonic() - begin > 1:
+            if time.process_time() - begin > 1:
                 print(f"SLOW: {target.__name__} took over a second", file=sys.stderr)
                 return 1
             count += 1

@@ -733,8 +733,14 @@ def percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.2f}%" if whole else "-"
 
 
-def report(results: Sequence[Result], covers: Sequence[Cover], seconds: float, about: dict[str, str]) -> str:
-    """The dated report, in Markdown. ``about``: commit, compiler, python, date."""
+def report(
+    results: Sequence[Result],
+    covers: Sequence[Cover],
+    seconds: float,
+    about: dict[str, str],
+    uncovered: str | None = None,
+) -> str:
+    """The dated report, in Markdown. ``about``: commit, compiler, python, date. ``uncovered``: why there are no covers."""
     out = [f"# Fuzzing, {about['date']} UTC\n"]
     out.append(
         f"Commit {about['commit']}, {seconds / 3600:.2f} hours, {about['compiler']}, Python {about['python']}. "
@@ -751,6 +757,8 @@ def report(results: Sequence[Result], covers: Sequence[Cover], seconds: float, a
             f"{len(r.findings) if r.error is None else r.error} |"
         )
     out.append("\n## Coverage by the corpora alone\n")
+    if uncovered:
+        out.append(f"{uncovered}\n")
     for cover in covers:
         out.append(
             f"{cover.file}: lines {percent(cover.lines_covered, cover.lines)} "
@@ -881,12 +889,16 @@ def _main(options: argparse.Namespace) -> int:
         order = sorted(options.names, key=lambda name: -shares[name])
         done = pool.map(lambda name: fuzz(tools, name, min(seconds, unit * shares[name]), lock), order)
         results = sorted(done, key=lambda result: options.names.index(result.target))
-    covers = []
+    print(table(results), flush=True)
+    covers: list[Cover] = []
+    uncovered: str | None = None
     if covering:
         say("measuring coverage ...")
-        covers = [cover_c(tools, [f"c-{name}" for name in ("core", "stream", "encode")]), cover_python(tools)]
-
-    print(table(results))
+        try:
+            covers = [cover_c(tools, [f"c-{name}" for name in ("core", "stream", "encode")]), cover_python(tools)]
+        except Refusal as error:  # hours of fuzzing are not lost with it
+            uncovered = f"coverage was not measured: {error}"
+            say(f"error: {uncovered}")
     for cover in covers:
         lines, branches = percent(cover.lines_covered, cover.lines), percent(cover.branches_covered, cover.branches)
         print(f"{cover.file}: lines {lines}, branches {branches}, not covered:")
@@ -916,10 +928,10 @@ def _main(options: argparse.Namespace) -> int:
             "python": sys.version.split()[0],
             "date": f"{now:%Y-%m-%d %H:%M}",
         }
-        text = report(results, covers, seconds, about)
+        text = report(results, covers, seconds, about, uncovered)
         file = write_report(text, {**about, **content}, f"{now:%Y-%m-%d-%H%M}", FUZZ / "reports")
         print(f"report: {file.relative_to(ROOT)}")
-    return 1 if findings else 2 if errors else 0
+    return 1 if findings else 2 if errors or uncovered else 0
 
 
 if __name__ == "__main__":
