@@ -740,7 +740,8 @@ def report(
     about: dict[str, str],
     uncovered: str | None = None,
 ) -> str:
-    """The dated report, in Markdown. ``about``: commit, compiler, python, date. ``uncovered``: why there are no covers."""
+    """The dated report, in Markdown. ``about``: commit, compiler, python, date. ``uncovered``: why there are no
+    covers."""
     out = [f"# Fuzzing, {about['date']} UTC\n"]
     out.append(
         f"Commit {about['commit']}, {seconds / 3600:.2f} hours, {about['compiler']}, Python {about['python']}. "

@@ -413,6 +413,30 @@ def test_a_report_says_what_was_measured() -> None:
     assert json.dumps(runner.asdict(result))
 
 
+def test_a_report_is_written_without_coverage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hours of fuzzing that are lost because the corpora could not be run again afterwards."""
+
+    def refused(*_: object) -> None:
+        raise runner.Refusal("a slow machine")
+
+    for name in ("need_clang", "need_atheris", "build_c", "build_with_model", "build_libraries", "make_seeds"):
+        monkeypatch.setattr(runner, name, lambda *_, **__: "clang")
+    monkeypatch.setattr(runner, "fuzz", lambda tools, name, *_: runner.Result(name, 2.0, 1000, 300, 400, 20, 7))
+    monkeypatch.setattr(runner, "cover_c", refused)
+    monkeypatch.setattr(runner, "_version", lambda clang: 14)
+    monkeypatch.setattr(runner, "ROOT", tmp_path)
+    monkeypatch.setattr(runner, "FUZZ", tmp_path)
+    assert runner.main(["--hours", "1", "--report", "--only", "c-core", "--build", str(tmp_path / "build")]) == 2
+    (written,) = (path for path in (tmp_path / "reports").glob("2*.md"))
+    text = written.read_text("utf-8")
+    assert "| c-core | 2 | 1,000 |" in text
+    assert "coverage was not measured: a slow machine" in text
+    assert "1,000" in (tmp_path / "reports" / "README.md").read_text("utf-8")
+    assert "coverage was not measured: a slow machine" in capsys.readouterr().err
+
+
 def test_reports_are_added_up(tmp_path: Path) -> None:
     """An overview that forgets a report, or counts the encoder as a decoder."""
     found = {"kind": "planted"}
