@@ -19,7 +19,7 @@ static bool is_unix_stream(int fd) {
            getsockname(fd, (sockaddr *)&address, &address_size) == 0 && address.ss_family == AF_UNIX;
 }
 
-void links::open(bool next, const std::shared_ptr<connection> &driver, std::vector<descriptor> descriptors) {
+void links::open(bool to_next, const std::shared_ptr<connection> &driver, std::vector<descriptor> descriptors) {
     if (descriptors.empty() || !is_unix_stream(descriptors[0].get())) {
         fail(CODE_ARGUMENT, "a link needs a Unix stream socket, sent along as the first descriptor");
     }
@@ -32,21 +32,21 @@ void links::open(bool next, const std::shared_ptr<connection> &driver, std::vect
     patience.idle = std::chrono::seconds(0); // nothing goes over a link while the driver asks nothing
     end->peer = std::make_shared<connection>(descriptors[0].get(), descriptors[0].get(), patience);
     descriptors[0].release();
-    if (!next) {
+    if (!to_next) {
         read_(end->peer); // with a ring, for the end of the peer
     }
-    close(next);
+    close(to_next);
     driver->asked(); // it may wait for what comes of flows without asking here
-    if (!next) {
+    if (!to_next) {
         queue_.listen(end->ring.get(), end->peer);
     }
-    (next ? next_ : previous_) = std::move(end);
+    (to_next ? next_ : previous_) = std::move(end);
 }
 
-void links::close(bool next) {
-    std::unique_ptr<link_end> &end = next ? next_ : previous_;
+void links::close(bool to_next) {
+    std::unique_ptr<link_end> &end = to_next ? next_ : previous_;
     if (end) {
-        if (!next) {
+        if (!to_next) {
             queue_.listen(nullptr, nullptr);
         }
         end->peer->drop();
@@ -56,10 +56,10 @@ void links::close(bool next) {
 }
 
 void links::connection_gone(const connection &who) {
-    for (const bool next : {true, false}) {
-        const link_end *end = (next ? next_ : previous_).get();
+    for (const bool to_next : {true, false}) {
+        const link_end *end = (to_next ? next_ : previous_).get();
         if (end && (end->peer.get() == &who || end->driver.get() == &who)) {
-            close(next);
+            close(to_next);
         }
     }
 }

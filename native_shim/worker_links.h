@@ -28,8 +28,8 @@ public:
         : queue_(queue), read_(std::move(read)) {}
 
     // Takes the place of one that is there. Throws failure; then everything is as before.
-    void open(bool next, const std::shared_ptr<connection> &driver, std::vector<descriptor> descriptors);
-    void close(bool next);
+    void open(bool to_next, const std::shared_ptr<connection> &driver, std::vector<descriptor> descriptors);
+    void close(bool to_next);
 
     link_end *next() { return next_ && next_->peer->alive() ? next_.get() : nullptr; }
     link_end *previous() { return previous_.get(); }

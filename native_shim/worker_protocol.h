@@ -63,6 +63,8 @@ class descriptor {
 public:
     explicit descriptor(int fd = -1) : fd_(fd) {}
     ~descriptor();
+    descriptor(const descriptor &) = delete;
+    descriptor &operator=(const descriptor &) = delete;
     descriptor(descriptor &&other) noexcept : fd_(other.release()) {}
     descriptor &operator=(descriptor &&other) noexcept {
         std::swap(fd_, other.fd_);

@@ -76,7 +76,7 @@ shared_ring::shared_ring(int file) {
         fail(CODE_NO_MEMORY, "the memory of a link cannot be mapped: %s", reason(errno).c_str());
     }
     head_ = (head *)base;
-    data_ = (uint8_t *)base + HEAD_BYTES;
+    data_ = (uint8_t *)base + HEAD_BYTES; // cppcheck-suppress[nullPointerArithmeticOutOfMemory] it is not: see above
     capacity_ = bytes - HEAD_BYTES;
 #else
     (void)file;
@@ -124,23 +124,22 @@ void shared_ring::written() {
 }
 
 bool shared_ring::broken() const {
-    const uint64_t written = head_->written;
-    return written < place_ || written - place_ > capacity_ || written % BB_ALIGNMENT != 0;
+    const uint64_t end = head_->written;
+    return end < place_ || end - place_ > capacity_ || end % BB_ALIGNMENT != 0;
 }
 
 shared_ring::part shared_ring::next() {
-    const uint64_t written = head_->written;
-    if (written == place_ || broken()) {
+    const uint64_t end = head_->written;
+    if (end == place_ || broken()) {
         return {};
     }
-    const uint64_t left = capacity_ - place_ % capacity_;
-    const uint8_t *at = data_ + place_ % capacity_;
+    uint64_t left = capacity_ - place_ % capacity_;
     static const uint8_t nothing[4] = {};
-    if (memcmp(at, nothing, sizeof(nothing)) == 0 && written - place_ > left) {
-        place_ += left;
-        return next();
+    if (end - place_ > left && memcmp(data_ + place_ % capacity_, nothing, sizeof(nothing)) == 0) {
+        place_ += left; // the message was too long for the rest
+        left = capacity_;
     }
-    return {at, std::min(written - place_, left)};
+    return {data_ + place_ % capacity_, std::min(end - place_, left)};
 }
 
 void shared_ring::give_back(uint64_t bytes) {

@@ -427,7 +427,7 @@ void service::pass_on(uint64_t id, const reply &reply) {
         const auto until = std::chrono::steady_clock::now() + next.peer->limits().of(bytes);
         if (uint8_t *room = next.ring->reserve(bytes, until, [&] { return next.peer->connected(); })) {
             write_header(room, TYPE_DECODE, id, text.size(), reply.bundle.size);
-            memcpy(room + HEADER_BYTES, text.data(), text.size());
+            std::copy(text.begin(), text.end(), room + HEADER_BYTES);
             memcpy(room + at, reply.bundle.data, reply.bundle.size);
             next.ring->written();
             taken = true;

@@ -605,6 +605,14 @@ NONSENSE: dict[str, Callable[[Neighbour], None]] = {
     "more written than there is": lambda n: n.write(0, struct.pack("<Q", 65536 + 64)),
     "a place between two": lambda n: n.write(0, struct.pack("<Q", 100)),
     "no magic": lambda n: (n.write(4096, b"x" * 64), n.write(0, struct.pack("<Q", 64)))[1],
+    "another magic": lambda n: (
+        n.write(4096, protocol.HEADER.pack(b"BBWQ", 3, 0, 1, 0, 0, 0)),
+        n.write(0, struct.pack("<Q", 64)),
+    )[1],
+    "reserved bytes": lambda n: (
+        n.write(4096, protocol.HEADER.pack(b"BBWP", 3, 1, 1, 0, 0, 0)),
+        n.write(0, struct.pack("<Q", 64)),
+    )[1],
     "a text over the end": lambda n: (
         n.write(4096, protocol.HEADER.pack(b"BBWP", 3, 0, 1, 1000, 0, 0)),
         n.write(0, struct.pack("<Q", 64)),
