@@ -525,6 +525,21 @@ def test_nothing_stays_of_links(patched_build: NativeBuild, model: Path) -> None
         close_workers(workers)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_link_ends_with_its_neighbour(pair: list[LocalWorker], shared: bool) -> None:
+    """Nobody asks for anything: its socket is closed, its memory given back."""
+
+    def held() -> tuple[int, int]:
+        maps = Path(f"/proc/{pair[1].pid}/maps").read_text("utf-8")
+        return descriptors_of(pair[1]), maps.count("memfd:test")
+
+    before = held()
+    neighbour = Neighbour(pair[1], shared)
+    assert held() == (before[0] + 1, int(shared))
+    neighbour.close()
+    until(lambda: held() == before, "as before")
+
+
 class Neighbour:
     """Plays the worker before one that owns the last layers, on a link that may have memory."""
 
@@ -604,6 +619,10 @@ def test_a_stranger_can_be_the_neighbour(pair: list[LocalWorker], oracle: Pipeli
 NONSENSE: dict[str, Callable[[Neighbour], None]] = {
     "more written than there is": lambda n: n.write(0, struct.pack("<Q", 65536 + 64)),
     "a place between two": lambda n: n.write(0, struct.pack("<Q", 100)),
+    "a message that ends between two": lambda n: (
+        n.write(4096, protocol.HEADER.pack(b"BBWP", 3, 0, FLOWS, 0, 0, 0)),
+        n.write(0, struct.pack("<Q", 32)),
+    )[1],
     "no magic": lambda n: (n.write(4096, b"x" * 64), n.write(0, struct.pack("<Q", 64)))[1],
     "another magic": lambda n: (
         n.write(4096, protocol.HEADER.pack(b"BBWQ", 3, 0, 1, 0, 0, 0)),
