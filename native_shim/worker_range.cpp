@@ -194,7 +194,8 @@ public:
         facts_.architecture = own.architecture;
         facts_.n_layer = own.n_layer;
         facts_.layer_start = own.layer_start;
-        facts_.layer_end = own.layer_end;
+        // The last range may hold layers of a draft head, which stand behind the model's own.
+        facts_.layer_end = std::min(own.layer_end, own.n_layer);
         facts_.n_embd = own.n_embd;
         facts_.n_vocab = own.n_vocab;
         facts_.has_tok_embd = own.has_tok_embd;

@@ -137,6 +137,35 @@ def test_the_keys_are_those_of_the_architecture(tmp_path: Path) -> None:
             read_model_file(path)
 
 
+@pytest.mark.parametrize(
+    ("n_layer", "n_draft", "expected"),
+    [
+        (7, 1, 6),
+        (7, 0, 7),
+        (7, 7, "declares 7 of its 7 layers"),
+        (7, -1, "declares -1 of"),
+        (0, 0, "declares 0 layers"),
+    ],
+)
+def test_layers_of_a_draft_head_are_none(tmp_path: Path, n_layer: int, n_draft: int, expected: int | str) -> None:
+    """They are counted with the model's own in the file, and no range has them."""
+
+    def entry(key: str, value: int) -> bytes:
+        return struct.pack("<Q", len(key)) + key.encode() + struct.pack("<Ii", 5, value)
+
+    name = b"\x14\0\0\0\0\0\0\0general.architecture\x08\0\0\0\x05\0\0\0\0\0\0\0llama"
+    path = tmp_path / "draft.gguf"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 3)
+    path.write_bytes(
+        head + name + entry("llama.block_count", n_layer) + entry("llama.nextn_predict_layers", n_draft) + bytes(32)
+    )
+    if isinstance(expected, int):
+        assert read_model_file(path).n_layer == expected
+    else:
+        with pytest.raises(PlanError, match=expected):
+            read_model_file(path)
+
+
 def test_the_same_seed_makes_the_same_file(tmp_path: Path) -> None:
     first = tiny_models.write(tmp_path / "a.gguf", "moe").read_bytes()
     assert tiny_models.write(tmp_path / "b.gguf", "moe").read_bytes() == first

@@ -217,6 +217,12 @@ def read_model_file(path: Path | str) -> ModelFile:
     n_layer = _value(reader, path, f"{architecture}.block_count", int)
     if not 1 <= n_layer <= MAX_ENTRIES:
         raise PlanError(f"{path} declares {n_layer} layers, and 1 to {MAX_ENTRIES} are possible")
+    # Layers of a draft head stand behind the model's own, are counted with them and belong to no range.
+    if reader.get_field(key := f"{architecture}.nextn_predict_layers") is not None:
+        n_draft = _value(reader, path, key, int)
+        if not 0 <= n_draft < n_layer:
+            raise PlanError(f"{path} declares {n_draft} of its {n_layer} layers as those of a draft head")
+        n_layer -= n_draft
     return ModelFile(path, architecture, n_layer, size)
 
 

@@ -13,7 +13,15 @@ from drive import Conversation, assert_same_bits, logits_of
 
 from boundary_bundle.families.models import Variant, make_model
 from boundary_bundle.native import NativeBuild
-from boundary_bundle.shards import CheckedRelay, LocalWorker, Settings, WorkerError, WorkerPool, make_plan
+from boundary_bundle.shards import (
+    CheckedRelay,
+    LocalWorker,
+    Settings,
+    WorkerError,
+    WorkerPool,
+    make_plan,
+    read_model_file,
+)
 
 pytestmark = pytest.mark.shards
 
@@ -56,6 +64,28 @@ def test_family_over_processes(
     split = pool.pipeline(patched_build.worker, model.path, make_plan(n_layer, cuts), SMALL, CheckedRelay())
     names = [rule.name for rule in split.shards[0].contract_out.tensors]
     assert names == [*crossing, "positions", "seq_offsets", "seq_ids", "outputs"]
+    assert_same_bits(logits_of(split, batches), logits_of(oracle, batches))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "variant"), [("cohere2moe", "moe"), ("hy_v3", "moe"), ("qwen35", "dense"), ("step35", "moe")]
+)
+def test_a_model_with_a_draft_head(
+    patched_build: NativeBuild,
+    unpatched_build: NativeBuild,
+    tmp_path: Path,
+    pool: WorkerPool,
+    architecture: str,
+    variant: str,
+) -> None:
+    """Its layers are counted in the file with the model's own, are loaded with the last shard, and take no part."""
+    model = make_model((architecture, variant), tmp_path / "model.gguf", draft_layers=1)
+    n_layer = read_model_file(model.path).n_layer
+    assert n_layer == model.n_layer
+    talk = Conversation(3, N_VOCAB)
+    batches = [talk.batch([0, 0, 1, 2, 0, 1, 0, 0, 2, 2, 0] * 4), talk.batch([2, 0, 1])]
+    oracle = pool.pipeline(unpatched_build.worker, model.path, [(0, n_layer)], SMALL)
+    split = pool.pipeline(patched_build.worker, model.path, make_plan(n_layer, [2, 4]), SMALL, CheckedRelay())
     assert_same_bits(logits_of(split, batches), logits_of(oracle, batches))
 
 
