@@ -29,7 +29,7 @@ from ..shards import (
     close_workers,
     start_workers,
 )
-from ..shards.worker import LOAD_TIMEOUT, REQUEST_TIMEOUT
+from ..shards.worker import CACHE_TYPES, LOAD_TIMEOUT, REQUEST_TIMEOUT
 from ..writing import is_regular, obstacle, write_whole
 
 # What a terminal would take for a command. A model may say anything.
@@ -78,8 +78,11 @@ def usable_processors() -> list[int]:
         return list(range(os.cpu_count() or 1))
 
 
-def add_settings(parser: argparse.ArgumentParser, defaults: Settings | None = None) -> None:
-    """Options that every shard and the reference are started with alike; ``defaults`` for other ones than usual."""
+def add_settings(parser: argparse.ArgumentParser, defaults: Settings | None = None, *, cache: bool = True) -> None:
+    """Options that every shard and the reference are started with alike; ``defaults`` for other ones than usual.
+
+    Without ``cache`` those of the KV cache stay as they are.
+    """
     usual = defaults or Settings(threads=default_threads())
     threads = "all that may be used, 4 at most" if defaults is None else str(usual.threads)
     group = parser.add_argument_group("settings of every worker")
@@ -92,6 +95,15 @@ def add_settings(parser: argparse.ArgumentParser, defaults: Settings | None = No
     count("--batch", 1 << 20, usual.batch, f"tokens a batch ({usual.batch})")
     count("--ubatch", 1 << 20, usual.ubatch, f"tokens a micro-batch ({usual.ubatch})")
     group.add_argument("--flash-attn", choices=("on", "off"), default="on", help="flash attention (on)")
+    parser.set_defaults(type_k=usual.type_k, type_v=usual.type_v, swa_full="on" if usual.swa_full else "off")
+    if cache:
+        for option, value, told in (("--type-k", usual.type_k, "keys"), ("--type-v", usual.type_v, "values")):
+            group.add_argument(option, choices=CACHE_TYPES, help=f"type of the cache of {told} ({value})")
+        group.add_argument(
+            "--swa-full",
+            choices=("on", "off"),
+            help="whether layers with a sliding window keep all positions, or those that a next token can see (on)",
+        )
     group.add_argument("--no-mmap", action="store_true", help="read the weights instead of mapping the file")
     group.add_argument(
         "--timeout",
@@ -112,7 +124,10 @@ def settings_of(options: argparse.Namespace) -> Settings:
         ctx=options.ctx,
         batch=options.batch,
         ubatch=min(options.ubatch, options.batch),
+        swa_full=options.swa_full == "on",
         flash_attn=options.flash_attn == "on",
+        type_k=options.type_k,
+        type_v=options.type_v,
         mmap=not options.no_mmap,
     )
 

@@ -38,7 +38,8 @@ def add_command(commands: Any) -> None:
         "--sequences", type=common.number(1, 64), metavar="N", help="taking turns (1; of tiny models 2)"
     )
     parser.add_argument("--logits", action="store_true", help="write the logits too, not their digests alone")
-    common.add_settings(parser, SETTINGS)
+    # The C program that reads them knows one kind of cache.
+    common.add_settings(parser, SETTINGS, cache=False)
     parser.set_defaults(function=fixtures)
 
 

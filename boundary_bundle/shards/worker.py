@@ -33,6 +33,8 @@ Bytes = bytes | bytearray | memoryview
 #: Seconds that a worker may be silent while it owes an answer, and while it still loads its model.
 REQUEST_TIMEOUT: Final = 120.0
 LOAD_TIMEOUT: Final = 600.0
+#: The types that keys and values may have in a worker's cache.
+CACHE_TYPES: Final = ("f16", "q8_0", "f32")
 #: Seconds that workers that are closed together have to end by themselves.
 CLOSE_GRACE: Final = 3.0
 

@@ -316,6 +316,22 @@ def test_describe(patched_build: NativeBuild, tiny: dict[str, Path], capsys: pyt
         assert bad in text
 
 
+def test_settings_reach_the_worker(
+    patched_build: NativeBuild, tiny: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options of the cache that are taken and not passed on."""
+    command = ["describe", "--worker", str(patched_build.worker), "--model", str(tiny["tied"]), "--json", *SMALL]
+    names = ("type_k", "type_v", "swa_full", "flash_attn")
+    for more, expected in [
+        ([], ("f16", "f16", True, True)),
+        (["--type-k", "q8_0", "--type-v", "f32", "--swa-full", "off"], ("q8_0", "f32", False, True)),
+        (["--type-k", "f32", "--type-v", "f16", "--flash-attn", "off"], ("f32", "f16", True, False)),
+    ]:
+        assert main([*command, *more]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert tuple(found[name] for name in names) == expected
+
+
 def test_the_demo_on_a_tiny_model(
     patched_build: NativeBuild, tiny: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
