@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from ..native.apply import series
 from ..native.pin import UPSTREAM_COMMIT
+from ..places import spec_folder
 from ..writing import write_whole
 from .certify import Certificate
 from .contracts import CrossingTensor
@@ -135,6 +136,14 @@ def write(folder: Path, found: Mapping[str, Sequence[Certificate]], patches: Pat
 def read(folder: Path) -> list[dict[str, Any]]:
     """The certificates of a folder, by name."""
     return [json.loads(path.read_text(encoding="ascii")) for path in sorted(folder.glob("*.json"))]
+
+
+def find(architecture: str) -> dict[str, Any] | None:
+    """The certificate of an architecture by its name, as it stands in spec/families; None if there is none."""
+    # Not by a path made of the name, which may come out of a file.
+    found = {path.stem: path for path in (spec_folder() / "families").glob("*.json")}.get(architecture)
+    certificate: dict[str, Any] | None = None if found is None else json.loads(found.read_text(encoding="ascii"))
+    return certificate
 
 
 _HEAD = """\

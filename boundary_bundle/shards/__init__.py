@@ -1,6 +1,8 @@
 """Drive a model that is split over worker processes: plan ranges, start workers, run the pipeline.
 
 plan      which layers each shard owns, and what a GGUF file says of itself
+sizes     what each layer of a file costs a worker
+planner   the cuts by which a pipeline of workers is fastest, each within its memory
 protocol  the messages between driver and worker (spec/worker-protocol.md)
 worker    one worker behind a small interface; the local one is a child process
 batch     tokens of interleaved sequences as a bundle
@@ -26,10 +28,22 @@ from .pipeline import (
     generate,
     generate_streams,
 )
-from .plan import ModelFile, Plan, PlanError, make_plan, parse_cuts, read_model_file
+from .plan import (
+    ModelFile,
+    Plan,
+    PlanError,
+    Tensor,
+    make_plan,
+    model_tensors,
+    parse_cuts,
+    read_model_file,
+    tensors_sha256,
+)
+from .planner import Capacity, Stage, partition, planned_cuts
 from .pool import WorkerPool
 from .protocol import Outcome
 from .sessions import CapacityError, Session, SessionPipeline, local_workers
+from .sizes import Family, ModelSizes, Part, model_sizes
 from .worker import (
     Description,
     LocalWorker,
@@ -48,9 +62,11 @@ from .worker import (
 
 __all__ = [
     "Batch",
+    "Capacity",
     "CapacityError",
     "CheckedRelay",
     "Description",
+    "Family",
     "Fault",
     "Flow",
     "FlowPipeline",
@@ -58,7 +74,9 @@ __all__ = [
     "Layout",
     "LocalWorker",
     "ModelFile",
+    "ModelSizes",
     "Outcome",
+    "Part",
     "Pipeline",
     "PipelineError",
     "Plan",
@@ -73,8 +91,10 @@ __all__ = [
     "SessionRow",
     "SessionTable",
     "Settings",
+    "Stage",
     "Step",
     "Streams",
+    "Tensor",
     "Worker",
     "WorkerError",
     "WorkerPool",
@@ -84,8 +104,13 @@ __all__ = [
     "generate_streams",
     "local_workers",
     "make_plan",
+    "model_sizes",
+    "model_tensors",
     "parse_cuts",
+    "partition",
+    "planned_cuts",
     "read_model_file",
     "shares",
     "start_workers",
+    "tensors_sha256",
 ]

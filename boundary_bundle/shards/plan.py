@@ -6,10 +6,11 @@ Layers are counted from 0 over the whole model, everywhere; a range is [start, e
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ _NUMBER = re.compile(r"[0-9]+")
 #: Entries of metadata, and tensors, of one file: a worker takes no more either (spec/worker-protocol.md), and reading
 #: them one by one takes time.
 MAX_ENTRIES = 10_000
+#: What begins the names of the keys that hold a whole model's tensor table, in a file of one range.
+TABLE = "boundary_bundle.tensors."
 _SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _NUMPY_SCALAR = re.compile(r"np\.[a-z0-9]+\((-?[0-9]+)\)")
 
@@ -101,13 +104,31 @@ def parse_cuts(text: str) -> list[int]:
 
 
 @dataclass(frozen=True)
+class Tensor:
+    """An entry of a file's tensor table. ``type`` is the ggml type's name, ``shape`` has the innermost first."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    n_bytes: int
+
+
+@dataclass(frozen=True)
 class ModelFile:
-    """What the planner needs of a GGUF file. ``size`` is the file's, in bytes."""
+    """What the planner needs of a GGUF file. ``size`` is the file's, in bytes.
+
+    ``metadata`` has the architecture's entries without its name in their keys: numbers, truth values, texts and arrays
+    of up to 10,000 numbers. ``tensors`` are those of this file; :func:`model_tensors` has those of a model in several.
+    ``is_stripped``: it was written for one range (:mod:`boundary_bundle.shards.strip`).
+    """
 
     path: Path
     architecture: str
     n_layer: int
     size: int
+    metadata: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    tensors: tuple[Tensor, ...] = field(default=(), repr=False, compare=False)
+    is_stripped: bool = False
 
 
 class _CutShort(Exception):
@@ -120,7 +141,8 @@ def _reader(path: Path) -> gguf.GGUFReader:
     import numpy as np
 
     class Reader(gguf.GGUFReader):
-        """Says where a short file ends, and walks over arrays (vocabularies) instead of taking them apart."""
+        """Says where a short file ends, and walks over arrays (vocabularies) instead of taking them apart; short ones
+        of numbers, which say something of layers, are kept whole."""
 
         def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
             end = offset + np.dtype(dtype).itemsize * int(count)
@@ -135,6 +157,9 @@ def _reader(path: Path) -> gguf.GGUFReader:
             head = [self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)]
             item, count, place = kinds(head[0][0]), int(head[1][0]), orig_offs + 12
             scalar = self.gguf_scalar_to_np.get(item)
+            if scalar is not None and count <= MAX_ENTRIES:
+                values = self._get(place, scalar, count)
+                return place + values.nbytes - orig_offs, [*head, values], [len(head)], [kinds.ARRAY, item]
             if scalar is not None:
                 place += count * np.dtype(scalar).itemsize
             elif item == kinds.STRING:
@@ -173,12 +198,44 @@ def model_files(path: Path) -> list[Path]:
 
 
 def read_model_file(path: Path | str) -> ModelFile:
-    """Read architecture and layer count with the gguf package, and check that every tensor is there.
+    """Read architecture, layer count, sizes and tensor table with the gguf package; every tensor is there.
 
     Raises PlanError for a file that is missing, no GGUF, cut short or damaged. Whether ranges can be made of its
     architecture, and at which cuts, is said by the library when it is asked for one.
     """
     path = Path(path)
+    reader, size = _open(path)
+    if reader.get_field("general.architecture") is None:
+        model_files(path)
+    architecture = _value(reader, path, "general.architecture", str)
+    n_layer = _value(reader, path, f"{architecture}.block_count", int)
+    if not 1 <= n_layer <= MAX_ENTRIES:
+        raise PlanError(f"{path} declares {n_layer} layers, and 1 to {MAX_ENTRIES} are possible")
+    # Layers of a draft head stand behind the model's own, are counted with them and belong to no range.
+    if reader.get_field(key := f"{architecture}.nextn_predict_layers") is not None:
+        n_draft = _value(reader, path, key, int)
+        if not 0 <= n_draft < n_layer:
+            raise PlanError(f"{path} declares {n_draft} of its {n_layer} layers as those of a draft head")
+        n_layer -= n_draft
+    stripped = any(key.startswith(TABLE) for key in reader.fields)
+    return ModelFile(path, architecture, n_layer, size, _metadata(reader, architecture), _tensors(reader), stripped)
+
+
+def model_tensors(model: ModelFile) -> list[Tensor]:
+    """The tensors of a model in one file or several, of which ``model`` is the first. Raises PlanError."""
+    others = [path for path in model_files(model.path) if path != model.path]
+    return [*model.tensors, *(tensor for path in others for tensor in _tensors(_open(path)[0]))]
+
+
+def tensors_sha256(tensors: Iterable[Tensor]) -> str:
+    """SHA-256 over names, types and shapes in the order of names, as 64 hexadecimal digits: the same for a model in
+    one file and in several."""
+    rows = sorted(f"{one.name} {one.type} {','.join(map(str, one.shape))}\n" for one in tensors)
+    return hashlib.sha256("".join(rows).encode()).hexdigest()
+
+
+def _open(path: Path) -> tuple[gguf.GGUFReader, int]:
+    """The reader of a file, and the file's size in bytes. Raises PlanError."""
     try:
         found = path.stat()
         size = found.st_size
@@ -211,19 +268,25 @@ def read_model_file(path: Path | str) -> ModelFile:
     for tensor in reader.tensors:
         if 0 in tensor.shape:  # the library divides by it
             raise PlanError(f"{path} is a damaged GGUF file: its tensor {tensor.name!r} has a dimension of 0")
-    if reader.get_field("general.architecture") is None:
-        model_files(path)
-    architecture = _value(reader, path, "general.architecture", str)
-    n_layer = _value(reader, path, f"{architecture}.block_count", int)
-    if not 1 <= n_layer <= MAX_ENTRIES:
-        raise PlanError(f"{path} declares {n_layer} layers, and 1 to {MAX_ENTRIES} are possible")
-    # Layers of a draft head stand behind the model's own, are counted with them and belong to no range.
-    if reader.get_field(key := f"{architecture}.nextn_predict_layers") is not None:
-        n_draft = _value(reader, path, key, int)
-        if not 0 <= n_draft < n_layer:
-            raise PlanError(f"{path} declares {n_draft} of its {n_layer} layers as those of a draft head")
-        n_layer -= n_draft
-    return ModelFile(path, architecture, n_layer, size)
+    return reader, size
+
+
+def _tensors(reader: gguf.GGUFReader) -> tuple[Tensor, ...]:
+    return tuple(
+        Tensor(one.name, one.tensor_type.name, tuple(map(int, one.shape)), int(one.n_bytes)) for one in reader.tensors
+    )
+
+
+def _metadata(reader: gguf.GGUFReader, architecture: str) -> dict[str, Any]:
+    """The architecture's entries; what cannot be read is left out, as if it were not there."""
+    found: dict[str, Any] = {}
+    for key, entry in reader.fields.items():
+        if key.startswith(f"{architecture}.") and entry.data:
+            try:
+                found[key.removeprefix(f"{architecture}.")] = entry.contents()
+            except UnicodeDecodeError:
+                continue
+    return found
 
 
 def _check_counts(path: Path, size: int, head: bytes) -> None:

@@ -19,13 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .plan import PlanError, model_files
+from .plan import TABLE, PlanError, model_files
 
 if TYPE_CHECKING:
     import gguf
-
-#: What begins the names of the keys that hold the whole model's table.
-TABLE = "boundary_bundle.tensors."
 
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
 
