@@ -178,7 +178,7 @@ def copy_of_the_checkout(folder: Path) -> Path:
 def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     environment = furnish(tmp_path, ROOT)
-    assert run_all(ALL["README.md"], tmp_path, environment) == 9
+    assert run_all(ALL["README.md"], tmp_path, environment) == 10
     result = json.loads((tmp_path / "result.json").read_text("utf-8"))
     readme = (ROOT / "README.md").read_text("utf-8")
     told = re.search(r"`--json` writes, whole or not at all: (.+)", readme)
@@ -186,6 +186,10 @@ def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     top = re.sub(r"\([^)]*\)", "", told[1])
     assert set(re.findall(r"`(\w+)`", top)) <= set(result)
     assert result["logits_differing"] == 0
+    plan = json.loads((tmp_path / "plan.json").read_text("utf-8"))
+    told = re.search(r"The JSON has (`schema` .+) From Python:", readme)
+    assert told is not None
+    assert set(re.findall(r"`(\w+)`", told[1])) == {*plan, *plan["stages"][0]}
 
 
 def test_the_cookbook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """The command line: one module a command.
 
-``run``, ``demo``, ``describe``, ``strip``, ``fixtures``, ``certify`` drive models; ``serve`` keeps one up and ``top``
-watches it; ``inspect``, ``validate``, ``diff``, ``convert`` take files; ``conformance`` checks codecs.
+``plan`` says where to cut a model; ``run``, ``demo``, ``describe``, ``strip``, ``fixtures``, ``certify`` drive models;
+``serve`` keeps one up and ``top`` watches it; ``inspect``, ``validate``, ``diff``, ``convert`` take files;
+``conformance`` checks codecs.
 
 Exit status 0: done, or yes. 1: no, such as a logit that differs from the unsplit run's, or an invalid file.
 2: it could not be done, for the reason on standard error. 130: interrupted. With BOUNDARY_BUNDLE_TRACEBACK=1 the
@@ -44,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         fixtures,
         inspect,
         manual,
+        plan,
         run,
         serve,
         shim,
@@ -58,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands: Any = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in (
+        plan,
         run,
         demo,
         describe,

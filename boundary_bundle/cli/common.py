@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,19 @@ from ..shards import (
     FlowPipeline,
     Generation,
     LocalWorker,
+    ModelFile,
     Pipeline,
     Plan,
+    PlanError,
     Sampling,
     Settings,
     close_workers,
+    make_plan,
+    model_tensors,
+    parse_cuts,
+    planned_cuts,
     start_workers,
+    tensors_sha256,
 )
 from ..shards.worker import CACHE_TYPES, LOAD_TIMEOUT, REQUEST_TIMEOUT
 from ..writing import is_regular, obstacle, write_whole
@@ -36,6 +44,10 @@ from ..writing import is_regular, obstacle, write_whole
 _CONTROL = {code: None for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 #: The same in a name, and what no encoding has.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+#: Bytes of a plan's file. One of 256 stages has a fifth of it.
+_MOST_OF_A_PLAN = 1 << 20
 
 
 class CommandError(Exception):
@@ -63,6 +75,41 @@ def seconds(text: str) -> float:
     if not 0.01 <= value <= 86400:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.01 to 86400")
     return value
+
+
+def add_cuts(parser: argparse.ArgumentParser) -> None:
+    """The options that say where a model is cut; :func:`plan_of` reads them."""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--cuts", metavar="A,B", help="the first layers of the second and later shards; absent: unsplit")
+    where.add_argument("--plan", type=file_name, metavar="FILE", help="cut where a plan of the plan command says")
+
+
+def plan_of(options: argparse.Namespace, model: ModelFile) -> Plan:
+    """The shards of the model that ``--cuts`` or ``--plan`` ask for. Raises CommandError or PlanError."""
+    if options.plan is not None:
+        return make_plan(model.n_layer, _read_plan(options.plan, model))
+    return make_plan(model.n_layer, [] if options.cuts is None else parse_cuts(options.cuts))
+
+
+def _read_plan(path: Path, model: ModelFile) -> list[int]:
+    require_regular(path)
+    try:
+        with open(path, "rb") as stream:
+            text = stream.read(_MOST_OF_A_PLAN + 1)
+    except OSError as error:
+        raise CommandError(f"cannot read {shown(path)}: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL in the name
+        raise CommandError(f"cannot read {shown(path)}: {error}") from None
+    if len(text) > _MOST_OF_A_PLAN:
+        raise CommandError(f"{shown(path)} is no plan: it holds more than {_MOST_OF_A_PLAN} bytes")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        raise CommandError(f"{shown(path)} is no plan: it is not JSON") from None
+    try:
+        return planned_cuts(content, model.architecture, model.n_layer, tensors_sha256(model_tensors(model)))
+    except PlanError as error:
+        raise CommandError(f"{shown(path)}: {error}") from None
 
 
 def default_threads() -> int:
@@ -318,6 +365,23 @@ def require_regular(path: Path, do: str = "read") -> None:
     with contextlib.suppress(OSError, ValueError):
         if not is_regular(os.stat(path)):
             raise CommandError(f"cannot {do} {shown(path)}: it is not a regular file")
+
+
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)(?:([KMGT])(i?))?B?")
+
+
+def size(text: str) -> int:
+    """An argparse type: a number of bytes above 0, such as 800M, 4G (powers of 1000) or 3.5Gi (powers of 1024)."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a size such as 800M, 4G or 3.5Gi (K, M, G, T: powers of 1000; Ki, Mi, Gi, Ti: of 1024)"
+        )
+    power = 0 if match[2] is None else "KMGT".index(match[2]) + 1
+    found = int(Fraction(match[1]) * (1024 if match[3] else 1000) ** power)
+    if not 0 < found < 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size above 0 and below 8 EiB")
+    return found
 
 
 def file_name(text: str) -> Path:

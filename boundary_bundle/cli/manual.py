@@ -30,6 +30,29 @@ _DRIVEN: Final = (
 )
 
 PAGES: Final[dict[str, Page]] = {
+    "plan": Page(
+        (
+            ("three workers, alike", "boundary-bundle plan --model m.gguf --workers 3"),
+            (
+                "what each has and does, and the plan for run and serve",
+                "boundary-bundle plan --model m.gguf --workers 3 --memory 8G,4G,4G --speeds 2,1,1 --json plan.json",
+            ),
+            (
+                "times of this machine, and a picture",
+                "boundary-bundle plan --model m.gguf --workers 3 --measure --picture plan.svg",
+            ),
+        ),
+        (
+            (
+                "what is exact",
+                "Of all legal cuts no others have a faster slowest stage. Weights and KV bytes are those that a worker "
+                "reports; --ctx, --batch, --ubatch, --seqs, --type-k, --type-v, --swa-full and --flash-attn go into "
+                "them. Times and what else a worker needs are estimates.",
+            ),
+            _CACHE,
+        ),
+        ("run", "serve", "describe"),
+    ),
     "run": Page(
         (
             ("one model over three processes", "boundary-bundle run --model m.gguf --cuts 10,20 --prompt 'Once upon'"),
@@ -39,7 +62,7 @@ PAGES: Final[dict[str, Page]] = {
             ),
         ),
         (_DRIVEN, _CACHE),
-        ("demo", "describe"),
+        ("plan", "demo", "describe"),
     ),
     "demo": Page(
         (
@@ -129,7 +152,7 @@ PAGES: Final[dict[str, Page]] = {
             ),
             _CACHE,
         ),
-        ("top", "run"),
+        ("plan", "top", "run"),
     ),
     "top": Page(
         (
@@ -238,7 +261,7 @@ PAGES: Final[dict[str, Page]] = {
 }
 
 _MAIN: Final = """\
-commands on models:  run, demo, describe, strip, fixtures, certify
+commands on models:  plan, run, demo, describe, strip, fixtures, certify
 for many clients:    serve, top
 commands on files:   inspect, validate, diff, convert
 for implementers:    conformance, shim

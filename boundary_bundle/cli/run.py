@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict, replace
 from typing import Any
 
-from ..shards import Fault, FlowPipeline, Generation, generate, make_plan, parse_cuts, read_model_file, shares
+from ..shards import Fault, FlowPipeline, Generation, generate, read_model_file, shares
 from . import common
 from .common import CommandError, Run
 
@@ -23,9 +23,7 @@ def add_command(commands: Any) -> None:
         "Standard output is the text, standard error the rest.",
     )
     parser.add_argument("--model", type=common.file_name, required=True, metavar="FILE", help="a GGUF file")
-    parser.add_argument(
-        "--cuts", metavar="A,B", help="the first layers of the second and later shards; absent: unsplit"
-    )
+    common.add_cuts(parser)
     parser.add_argument("--prompt", required=True, metavar="TEXT", help="what the text begins with")
     parser.add_argument("--tokens", type=common.number(1, 1 << 20), default=40, metavar="N", help="at most (40)")
     parser.add_argument(
@@ -64,7 +62,6 @@ def add_command(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """The command. Returns 1 if a logit differs, else 0."""
-    cuts = [] if options.cuts is None else parse_cuts(options.cuts)
     fault = _fault(options)
     if options.all_logits and not options.check:
         raise CommandError("--all-logits is for --check")
@@ -73,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     direct = _direct(options)
     common.check_prompt(options.prompt)
     model = read_model_file(options.model)
-    plan = make_plan(model.n_layer, cuts)
+    plan = common.plan_of(options, model)
     common.check_target(options.json, options.model, options.worker)
     settings = common.settings_of(options)
     processors: list[list[int]] = []

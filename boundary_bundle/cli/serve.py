@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from ..shards import SessionPipeline, Settings, Worker, WorkerError, local_workers, make_plan, parse_cuts
+from ..shards import SessionPipeline, Settings, Worker, WorkerError, local_workers
 from ..shards import read_model_file as read_model
 from ..shards.service import Address, AddressError, Limits, Service
 from ..shards.worker import LocalWorker, close_workers
@@ -39,9 +39,7 @@ def add_command(commands: Any) -> None:
         "process, is computed again. Ctrl-C or SIGTERM end it.",
     )
     parser.add_argument("--model", type=common.file_name, required=True, metavar="FILE", help="a GGUF file")
-    parser.add_argument(
-        "--cuts", metavar="A,B", help="the first layers of the second and later shards; absent: unsplit"
-    )
+    common.add_cuts(parser)
     parser.add_argument(
         "--socket", type=common.file_name, metavar="PATH", help="where to listen (serve.sock in a private folder)"
     )
@@ -151,9 +149,8 @@ def _one_heap() -> None:
 def serve(options: argparse.Namespace) -> int:
     """The command. Returns when it is told to end."""
     _one_heap()
-    cuts = [] if options.cuts is None else parse_cuts(options.cuts)
     model = read_model(options.model)
-    plan = make_plan(model.n_layer, cuts)
+    plan = common.plan_of(options, model)
     settings = replace(common.settings_of(options), seqs=options.seqs)
     if settings.ctx < settings.seqs:
         raise CommandError(f"a context of {settings.ctx} is too small for {settings.seqs} sessions")

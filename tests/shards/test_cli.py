@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 
 from boundary_bundle.cli import main
+from boundary_bundle.families.models import make_model
 from boundary_bundle.native import NativeBuild
-from boundary_bundle.shards import tiny_models
+from boundary_bundle.shards import Family, Settings, model_sizes, read_model_file, tiny_models
 
 pytestmark = pytest.mark.shards
 
@@ -344,3 +345,43 @@ def test_the_demo_on_a_tiny_model(
     assert "unsplit worker of the patched build" in out
     assert "logits differ in any bit" in out
     assert out.splitlines()[-1].startswith("0 of ")
+
+
+def test_a_measured_plan_is_run(
+    patched_build: NativeBuild, tiny: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What plan writes, run follows: the cuts are the plan's, and so are the bytes."""
+    target, result = tmp_path / "plan.json", tmp_path / "result.json"
+    common = ["--model", str(tiny["gqa"]), "--worker", str(patched_build.worker), "--threads", "1", "--type-k", "q8_0"]
+    assert main(["plan", *common, "--workers", "3", "--speeds", "1,2,1", "--measure", "--json", str(target)]) == 0
+    told = json.loads(target.read_text("utf-8"))
+    assert told["measured_bytes_per_second"] > 0
+    assert [one["speed"] for one in told["stages"]] == [
+        told["measured_bytes_per_second"] * times for times in (1, 2, 1)
+    ]
+    assert told["slowest_ms"] > 0
+    # What was measured changes what the head counts, and nothing else.
+    model = read_model_file(tiny["gqa"])
+    sizes = model_sizes(model, model.tensors, Family("kv", "logits"), Settings())
+    for planned in told["stages"][:-1]:
+        assert planned["read_bytes"] == sizes.shard(*planned["range"]).read
+        assert planned["time_ms"] == pytest.approx(planned["read_bytes"] / planned["speed"] * 1e3, abs=1e-4)
+    more = ["--prompt", "a b c", "--tokens", "4", "--ignore-eos", "--plan", str(target), "--json", str(result)]
+    assert main(["run", *common, *more, "--check"]) == 0
+    capsys.readouterr()
+    found = json.loads(result.read_text("utf-8"))
+    assert found["cuts"] == told["cuts"]
+    for shard, planned in zip(found["shards"], told["stages"], strict=True):
+        assert {key: shard[key] for key in ("range", "weight_bytes", "kv_bytes")} == {
+            key: planned[key] for key in ("range", "weight_bytes", "kv_bytes")
+        }
+
+
+def test_what_has_no_decode_steps_is_not_measured(
+    patched_build: NativeBuild, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_model(("bert", "dense"), tmp_path / "model.gguf").path
+    arguments = ["plan", "--model", str(path), "--workers", "2", "--worker", str(patched_build.worker)]
+    assert main([*arguments, "--measure"]) == 2
+    assert "--measure: a model of bert has no decode steps" in capsys.readouterr().err
+    assert main(arguments) == 0
