@@ -19,6 +19,8 @@ from ..writing import is_regular
 if TYPE_CHECKING:
     import gguf
 
+#: What begins the name of a tensor of a layer.
+LAYER = re.compile(r"blk\.(\d{1,9})\.")
 _NUMBER = re.compile(r"[0-9]+")
 #: Entries of metadata, and tensors, of one file: a worker takes no more either (spec/worker-protocol.md), and reading
 #: them one by one takes time.

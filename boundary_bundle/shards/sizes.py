@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .plan import ModelFile, PlanError, Tensor
+from .plan import LAYER, ModelFile, PlanError, Tensor
 from .worker import Settings
 
-_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 #: Tensors outside of layers that feed the first one. All others outside of layers come after the last one, except
 #: those that every layer uses.
 _INPUT = re.compile(
@@ -162,7 +161,7 @@ def model_sizes(model: ModelFile, tensors: Iterable[Tensor], family: Family, set
     shared = 0
     experts = keys.experts()
     for tensor in held:
-        match = _LAYER.match(tensor.name)
+        match = LAYER.match(tensor.name)
         part = Part(tensor.n_bytes, _read(tensor, experts))
         if match and int(match[1]) < n_layer:
             layers[int(match[1])] += part
@@ -192,7 +191,7 @@ def model_sizes(model: ModelFile, tensors: Iterable[Tensor], family: Family, set
 
 
 def _check_layers(model: ModelFile, tensors: Sequence[Tensor], keys: _Keys) -> None:
-    found = {int(match[1]) for tensor in tensors if (match := _LAYER.match(tensor.name))}
+    found = {int(match[1]) for tensor in tensors if (match := LAYER.match(tensor.name))}
     missing = next((layer for layer in range(keys.n_layer) if layer not in found), None)
     if missing is not None:
         raise PlanError(f"{model.path} has no tensors of layer {missing}, and its metadata declares {keys.n_layer}")

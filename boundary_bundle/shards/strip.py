@@ -10,7 +10,6 @@ whole model's fingerprint, so that shards of stripped and of whole files work to
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,12 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .plan import TABLE, PlanError, model_files
+from .plan import LAYER, TABLE, PlanError, model_files
 
 if TYPE_CHECKING:
     import gguf
-
-_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ def strip(path: Path, layers: tuple[int, int], n_layer: int, owned: Iterable[tup
         if name not in tensors or int(tensors[name][1].n_bytes) != size:
             raise PlanError(f"{path} has changed: its tensor {name} is no longer the one that was loaded")
     for name in tensors:
-        layer = _LAYER.match(name)
+        layer = LAYER.match(name)
         if layer and layers[0] <= int(layer[1]) and (int(layer[1]) < layers[1] or layers[1] == n_layer):
             kept.setdefault(name, int(tensors[name][1].n_bytes))
 
