@@ -504,6 +504,30 @@ def test_links_that_cannot_be(pair: list[LocalWorker]) -> None:
         os.close(file)
 
 
+def test_descriptors_do_not_pile_up(pair: list[LocalWorker]) -> None:
+    """A message in pieces of one byte, a descriptor with each: two are held, the others closed as they come."""
+    worker = pair[1]
+    before = descriptors_of(worker)
+    message = protocol.pack(Type.STATISTICS, FLOWS + 1, None, 0)
+    answer = worker.expect(FLOWS + 1, "statistics")
+    read, write = os.pipe()
+    for at in range(len(message) - 1):
+        socket.send_fds(worker._socket, [message[at : at + 1]], [read])
+        until(lambda: not _unread(worker), "taken")
+    assert descriptors_of(worker) <= before + 2
+    worker._socket.send(message[-1:])
+    with pytest.raises(WorkerError, match="statistics takes no descriptors and came with 2"):
+        answer.result(20.0)
+    assert descriptors_of(worker) == before
+    os.close(read)
+    os.close(write)
+
+
+def _unread(worker: LocalWorker) -> int:
+    """Bytes that the worker has not taken yet (SIOCOUTQ)."""
+    return int(struct.unpack("i", fcntl.ioctl(worker.fileno(), 0x5411, b"\0" * 4))[0])
+
+
 def test_nothing_stays_of_links(patched_build: NativeBuild, model: Path) -> None:
     """A hundred links with their memory, one after the other: no descriptor and no mapping more, anywhere."""
     workers = start_workers(patched_build.worker, model, make_plan(N_LAYER, [3]), SMALL, 20.0)
@@ -805,15 +829,41 @@ def test_tokens_are_drawn_as_llama_cpp_draws_them(
     how, prompt = CHAINS[name], [5, 9, 17, 9]
     workers = pool.workers(patched_build.worker, model, make_plan(N_LAYER, [2, 4]), SMALL)
     pipeline = FlowPipeline(workers)
-    pipeline.set_sampler(0, how, prompt)
+    # As if drawn before: the very tokens that come next unless repetition is punished.
+    history = prompt + generate(pipeline, prompt, 20, batch_size=8).tokens
+    pipeline.clear()
+    pipeline.set_sampler(0, how, history)
     chain = library.chain(how)
-    for token in prompt:
+    for token in history:
         library.accept(chain, token)
     step = pipeline.decode(Batch.of_sequence(prompt, 0), logits=True)
     for position in range(len(prompt), len(prompt) + 40):
         assert step.logits is not None
         assert step.sampled == [library.draw(chain, step.logits[0].tolist())]
         step = pipeline.decode(Batch.of_sequence(step.sampled, position), logits=True)
+
+
+def test_each_row_of_a_batch_is_drawn_by_its_own_sampler(
+    patched_build: NativeBuild, pool: WorkerPool, model: Path, library: Library
+) -> None:
+    """Three sequences in one batch, not in the order of their numbers, one of them without a sampler."""
+    workers = pool.workers(patched_build.worker, model, make_plan(N_LAYER, [3]), SMALL)
+    pipeline = FlowPipeline(workers)
+    chains = {
+        2: library.chain(CHAINS["temperature"]),
+        0: library.chain(CHAINS["greedy"]),
+        1: library.chain(CHAINS["all"]),
+    }
+    pipeline.set_sampler(2, CHAINS["temperature"])
+    pipeline.set_sampler(1, CHAINS["all"])
+    tokens = [5, 6, 7]
+    for position in range(30):
+        batch = Batch(tokens, [position] * 3, [(sequence,) for sequence in chains], [True] * 3)
+        step = pipeline.decode(batch, logits=True)
+        assert step.logits is not None
+        rows = zip(chains.values(), step.logits.tolist(), strict=True)
+        tokens = step.sampled
+        assert tokens == [library.draw(chain, row) for chain, row in rows]
 
 
 def test_each_sequence_has_its_own_sampler(patched_build: NativeBuild, pool: WorkerPool, model: Path) -> None:
@@ -829,8 +879,19 @@ def test_each_sequence_has_its_own_sampler(patched_build: NativeBuild, pool: Wor
     greedy = generate(pipeline, prompts[0], 20, batch_size=8).tokens
     assert greedy != alone[0]
     assert generate(pipeline, prompts[0], 20, batch_size=8, sampling=chains[0]).tokens == alone[0]
+    pipeline.clear()
+    pipeline.set_sampler(0, chains[0], prompts[0])
+    pipeline.set_sampler(1, chains[2], prompts[2])
     pipeline.local[-1].clear(0)
-    assert generate(pipeline, prompts[0], 20, batch_size=8).tokens == greedy
+    drawn: list[list[int]] = [[], []]
+    for sequence, prompt in enumerate((prompts[0], prompts[2])):
+        tokens = prompt
+        for position in range(20):
+            batch = Batch.of_sequence(tokens, len(prompt) + position - len(tokens), sequence=sequence)
+            tokens = pipeline.decode(batch).sampled
+            drawn[sequence] += tokens
+    # The one that was cleared has lost its sampler, and it alone.
+    assert drawn == [greedy, alone[2]]
 
 
 @pytest.mark.parametrize(
