@@ -52,7 +52,7 @@ demo:
 	@$(SET_UP); exec "$$venv" -m boundary_bundle.cli demo
 
 test:
-	@$(call SET_UP,--with static); set -e; \
+	@$(call SET_UP,--with static --with ray); set -e; \
 	"$$venv" -m boundary_bundle.native build patched unpatched; \
 	"$$venv" -m boundary_bundle.native model; \
 	MAKE="$(MAKE)" exec "$$venv" tests/run_all.py $(PYTEST_ARGS)

@@ -39,6 +39,7 @@ USES = {
     "runtime": "the package",
     "codec": "tests",
     "test": "tests, `run`, `convert`",
+    "ray": "tests, `run --engine ray`",
     "bench": "`make bench`",
     "fuzz": "`make fuzz`",
     "check": "`make check`",

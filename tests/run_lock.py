@@ -27,6 +27,7 @@ LOCKS: dict[str, tuple[str, ...]] = {
     "runtime": (PROJECT, "--group", "build"),
     "codec": (PROJECT, "--group", "build", "--group", "codec"),
     "test": (PROJECT, "--extra", "test", "--group", "build"),
+    "ray": (PROJECT, "--extra", "ray"),
     "check": ("--group", "check"),
     "bench": (PROJECT, "--extra", "bench"),
     "fuzz": ("--group", "fuzz"),
