@@ -16,9 +16,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from ..families import certificates
 from ..native import build
 from ..shards import (
     CheckedRelay,
+    Family,
     Fault,
     FlowPipeline,
     Generation,
@@ -29,14 +31,18 @@ from ..shards import (
     PlanError,
     Sampling,
     Settings,
+    Worker,
+    WorkerError,
     close_workers,
     make_plan,
+    model_sizes,
     model_tensors,
     parse_cuts,
     planned_cuts,
     start_workers,
     tensors_sha256,
 )
+from ..shards.ray_engine import RayPipeline, RayWorker, memory_needs, ray_cluster
 from ..shards.worker import CACHE_TYPES, LOAD_TIMEOUT, REQUEST_TIMEOUT
 from ..writing import is_regular, obstacle, write_whole
 
@@ -110,6 +116,17 @@ def _read_plan(path: Path, model: ModelFile) -> list[int]:
         return planned_cuts(content, model.architecture, model.n_layer, tensors_sha256(model_tensors(model)))
     except PlanError as error:
         raise CommandError(f"{shown(path)}: {error}") from None
+
+
+def family_of(model: ModelFile) -> Family:
+    """What its certificate says of the architecture. Raises PlanError for one that has none."""
+    certificate = certificates.find(model.architecture)
+    if certificate is None or certificate["verdict"] != "certified":
+        reason = "" if certificate is None else f": {certificate['reason']}"
+        raise PlanError(f"architecture {model.architecture!r} is not certified for layer ranges{reason}")
+    # The variants of an architecture differ in neither.
+    variant = next(one for one in certificate["variants"] if one["verdict"] == "certified")
+    return Family(variant["memory"], variant["gives"])
 
 
 def default_threads() -> int:
@@ -224,21 +241,24 @@ def worker_program(options: argparse.Namespace) -> Path:
 
 @dataclass
 class Run:
-    """The workers of one run: the split pipeline, checked or not, and the unsplit one beside it."""
+    """The workers of one run: the split pipeline, checked or not, and the unsplit one beside it.
+
+    ``texts`` is the worker that turns text into tokens and back.
+    """
 
     plan: Plan
     split: Pipeline
     reference: Pipeline | None
-
-    @property
-    def last(self) -> LocalWorker:
-        worker = self.split.workers[-1]
-        assert isinstance(worker, LocalWorker)
-        return worker
+    texts: Worker
 
     def shards(self) -> list[dict[str, Any]]:
-        """Memory of each shard as it is now."""
-        return [_memory(shard.layer_range, shard.raw, worker.statistics()) for shard, worker in self._pairs(self.split)]
+        """Memory of each shard as it is now, and its node if Ray has placed it."""
+        found = []
+        for shard, worker in self._pairs(self.split):
+            found.append(_memory(shard.layer_range, shard.raw, worker.statistics()))
+            if isinstance(worker, RayWorker):
+                found[-1]["node"] = worker.node
+        return found
 
     def unsplit(self) -> dict[str, Any] | None:
         """Memory of the unsplit worker as it is now."""
@@ -264,6 +284,16 @@ def _memory(layers: tuple[int, int], described: Mapping[str, Any], counters: Map
         "weight_bytes": described["weight_bytes"],
         "kv_bytes": described.get("kv_bytes", 0),
     }
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Where the shards of a run are when Ray places them: the cluster (None: one of our own), the path of the model
+    there, and for each shard the name of a custom resource (none: anywhere)."""
+
+    address: str | None
+    model: Path
+    resources: Sequence[str] = ()
 
 
 @contextlib.contextmanager
@@ -294,15 +324,63 @@ def workers(
         split = (
             Pipeline(ours, CheckedRelay(fault) if check else None) if direct is None else FlowPipeline(ours, **direct)
         )
-        yield Run(plan, split, Pipeline(started[len(ranges) :]) if unsplit else None)
+        reference = Pipeline(started[len(ranges) :]) if unsplit else None
+        yield Run(plan, split, reference, ours[-1])
     finally:
         close_workers(started)
+
+
+@contextlib.contextmanager
+def ray_workers(
+    program: Path,
+    model: ModelFile,
+    plan: Plan,
+    settings: Settings,
+    hosts: Hosts,
+    *,
+    check: bool,
+    unsplit: bool,
+    fault: Fault | None = None,
+    timeout: float | None = REQUEST_TIMEOUT,
+    hosts_program: Path | None = None,
+) -> Iterator[Run]:
+    """The same with the shards in actors that Ray places. One worker stays here: the unsplit one, or else one of the
+    first layer. It has the vocabulary, and tells what the model's fingerprint is to be."""
+    started: list[LocalWorker] = []
+    with ray_cluster(hosts.address, settings.threads * len(plan)):
+        try:
+            started = start_workers(program, model.path, [(0, plan.n_layer if unsplit else 1)], settings, timeout)
+            here = started[0].describe()
+            sizes = model_sizes(model, model_tensors(model), family_of(model), settings)
+            split = RayPipeline(
+                hosts.model,
+                plan,
+                settings,
+                program=hosts_program,
+                # On this host alone there is nothing to choose from.
+                memory=memory_needs(sizes, plan) if hosts.address is not None else (),
+                resources=hosts.resources,
+                fingerprint=here.fingerprint,
+                relay=CheckedRelay(fault) if check else None,
+                timeout=timeout,
+                on_loss=_tell_loss,
+            )
+            try:
+                yield Run(plan, split, Pipeline(started) if unsplit else None, started[0])
+            finally:
+                split.close()
+        finally:
+            close_workers(started)
+
+
+def _tell_loss(error: WorkerError) -> None:
+    print(f"{shown(str(error))}; the shards are placed anew", file=sys.stderr, flush=True)
 
 
 class Printer:
     """Writes text as it is generated: whole characters only, and nothing that a terminal would obey."""
 
-    def __init__(self, worker: LocalWorker, eos: Sequence[int], *, echo: bool = True) -> None:
+    def __init__(self, worker: Worker, eos: Sequence[int], *, echo: bool = True) -> None:
         self._worker = worker
         self._eos = frozenset(eos)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -50,11 +50,11 @@ def demo(options: argparse.Namespace) -> int:
     with common.workers(
         program, model.path, plan, settings, check=True, unsplit=True, timeout=options.timeout
     ) as running:
-        prompt = running.last.tokenize(_chat(options.prompt))
+        prompt = running.texts.tokenize(_chat(options.prompt))
         common.require_room(settings, len(prompt), options.tokens)
         print_styled(f"\n> {options.prompt}", "bold")
         eos = running.split.model.eos
-        printer = common.Printer(running.last, eos)
+        printer = common.Printer(running.texts, eos)
         generation = generate(
             running.split,
             prompt,

@@ -60,6 +60,10 @@ PAGES: Final[dict[str, Page]] = {
                 "the same, held against the unsplit model bit by bit",
                 "boundary-bundle run --model m.gguf --cuts 10,20 --prompt 'Once upon' --check --json result.json",
             ),
+            (
+                "over the nodes of a Ray cluster",
+                "boundary-bundle run --model m.gguf --cuts 10,20 --prompt Hi --engine ray --address 10.0.0.1:6379",
+            ),
         ),
         (_DRIVEN, _CACHE),
         ("plan", "demo", "describe"),

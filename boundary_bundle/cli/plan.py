@@ -13,14 +13,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from ..families import certificates
 from ..shards import (
     Capacity,
-    Family,
     ModelFile,
     ModelSizes,
     Pipeline,
-    PlanError,
     Settings,
     Stage,
     close_workers,
@@ -147,7 +144,7 @@ def plan(options: argparse.Namespace) -> int:
         common.check_target(target, options.model)
     model = read_model_file(options.model)
     tensors = model_tensors(model)
-    family = _family(model)
+    family = common.family_of(model)
     sizes = model_sizes(model, tensors, family, settings)
     measured = None
     if options.measure:
@@ -200,16 +197,6 @@ def _each(option: str, given: Sequence[Any], count: int) -> list[Any]:
     if len(given) not in (1, count):
         raise CommandError(f"{option} has {len(given)} items: give one for each of the {count} workers, or one for all")
     return list(given) * (count if len(given) == 1 else 1)
-
-
-def _family(model: ModelFile) -> Family:
-    certificate = certificates.find(model.architecture)
-    if certificate is None or certificate["verdict"] != "certified":
-        reason = "" if certificate is None else f": {certificate['reason']}"
-        raise PlanError(f"architecture {model.architecture!r} is not certified for layer ranges{reason}")
-    # The variants of an architecture differ in neither.
-    variant = next(one for one in certificate["variants"] if one["verdict"] == "certified")
-    return Family(variant["memory"], variant["gives"])
 
 
 def _measure(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
-from ..shards import Fault, FlowPipeline, Generation, generate, read_model_file, shares
+from ..shards import Fault, FlowPipeline, Generation, LocalWorker, Relay, generate, read_model_file, shares
 from . import common
-from .common import CommandError, Run
+from .common import CommandError, Hosts, Run
 
 _TOO_FEW = "one token is too few to measure a speed: give --tokens 2 or more"
 
@@ -57,6 +59,21 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--plant-fault", metavar="HOP:STEP", help=argparse.SUPPRESS)
     common.add_sampling(parser)
     common.add_settings(parser)
+    group = parser.add_argument_group("where the shards run")
+    group.add_argument(
+        "--engine", choices=("local", "ray"), default="local", help="processes of this host, or actors of Ray (local)"
+    )
+    group.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="with --engine ray: a running cluster that this host is a node of (one on this host alone, for this run)",
+    )
+    group.add_argument(
+        "--hosts-model", type=common.file_name, metavar="PATH", help="with --engine ray: the model's path on the hosts"
+    )
+    group.add_argument(
+        "--resources", metavar="A,B", help="with --engine ray: for each shard a custom resource that its node must have"
+    )
     parser.set_defaults(function=run)
 
 
@@ -71,6 +88,7 @@ def run(options: argparse.Namespace) -> int:
     common.check_prompt(options.prompt)
     model = read_model_file(options.model)
     plan = common.plan_of(options, model)
+    hosts = _hosts(options, len(plan))
     common.check_target(options.json, options.model, options.worker)
     settings = common.settings_of(options)
     processors: list[list[int]] = []
@@ -79,23 +97,21 @@ def run(options: argparse.Namespace) -> int:
         settings = replace(settings, threads=min(settings.threads, *map(len, processors)))
     sampling = common.sampling_of(options)
     program = common.worker_program(options)
-    unsplit = options.check or options.speed_runs is not None
-    with common.workers(
-        program,
-        model.path,
-        plan,
-        settings,
-        check=options.check,
-        unsplit=unsplit,
-        fault=fault,
-        timeout=options.timeout,
-        direct=direct,
-        processors=processors,
-    ) as running:
-        prompt = running.last.tokenize(options.prompt)
+    how: dict[str, Any] = {
+        "check": options.check,
+        "unsplit": options.check or options.speed_runs is not None,
+        "fault": fault,
+        "timeout": options.timeout,
+    }
+    if hosts is None:
+        workers = common.workers(program, model.path, plan, settings, direct=direct, processors=processors, **how)
+    else:
+        workers = common.ray_workers(program, model, plan, settings, hosts, hosts_program=options.worker, **how)
+    with workers as running:
+        prompt = running.texts.tokenize(options.prompt)
         common.require_room(settings, len(prompt), options.tokens)
         eos = () if options.ignore_eos else running.split.model.eos
-        printer = common.Printer(running.last, eos)
+        printer = common.Printer(running.texts, eos)
         generation = generate(
             running.split,
             prompt,
@@ -113,9 +129,10 @@ def run(options: argparse.Namespace) -> int:
             "architecture": model.architecture,
             "n_layer": model.n_layer,
             "cuts": plan.cuts,
+            "engine": options.engine,
             "settings": asdict(settings),
             "sampling": asdict(sampling),
-            "hand_over": "driver" if direct is None else "direct",
+            "hand_over": "ray" if hosts is not None else "driver" if direct is None else "direct",
             "prompt": options.prompt,
             "prompt_tokens": len(prompt),
             "steps": generation.steps,
@@ -143,13 +160,15 @@ def run(options: argparse.Namespace) -> int:
 def speed(running: Run, prompt: list[int], n_tokens: int, batch_size: int, runs: int) -> dict[str, Any]:
     """Whole generations, split and unsplit in turn, unchecked; medians of the decode speeds."""
     assert running.reference is not None
-    split_one = running.split
-    if not isinstance(split_one, FlowPipeline):
-        split_one = FlowPipeline(common.local(split_one))
+    fast = running.split
+    if not all(isinstance(worker, LocalWorker) for worker in fast.workers):
+        fast.relay = Relay()  # what comes after the checks
+    elif not isinstance(fast, FlowPipeline):
+        fast = FlowPipeline(common.local(fast))
     ours: list[float] = []
     theirs: list[float] = []
     for _ in range(runs):
-        for pipeline, rates in ((split_one, ours), (running.reference, theirs)):
+        for pipeline, rates in ((fast, ours), (running.reference, theirs)):
             value = generate(pipeline, prompt, n_tokens, batch_size=batch_size).tokens_per_second
             if value is None:
                 raise CommandError(_TOO_FEW)
@@ -198,16 +217,29 @@ def _report(result: dict[str, Any], generation: Generation) -> None:
 
 def _direct(options: argparse.Namespace) -> dict[str, Any] | None:
     """Options of the FlowPipeline; None when bundles go through this process."""
-    if options.check or options.hand_over == "driver":
-        if options.hand_over == "direct":
-            raise CommandError(
-                "--check looks at every bundle, so they go through the driver: leave out --hand-over direct"
-            )
+    if options.engine != "local":
+        if options.hand_over is not None or options.spread:
+            raise CommandError("--hand-over and --spread are for --engine local")
+    elif options.check and options.hand_over == "direct":
+        raise CommandError("--check looks at every bundle, so they go through the driver: leave out --hand-over direct")
+    if options.engine != "local" or options.check or options.hand_over == "driver":
         for name in ("no_shared_memory", "no_checksums"):
             if getattr(options, name):
                 raise CommandError(f"--{name.replace('_', '-')} is for --hand-over direct")
         return None
     return {"shared_memory": 0 if options.no_shared_memory else None, "checksums": not options.no_checksums}
+
+
+def _hosts(options: argparse.Namespace, shards: int) -> Hosts | None:
+    if options.engine == "local":
+        for name in ("address", "hosts_model", "resources"):
+            if getattr(options, name) is not None:
+                raise CommandError(f"--{name.replace('_', '-')} is for --engine ray")
+        return None
+    resources = [] if options.resources is None else options.resources.split(",")
+    if resources and len(resources) != shards:
+        raise CommandError(f"--resources names {len(resources)}, and there are {common.counted(shards, 'shard')}")
+    return Hosts(options.address, Path(os.path.abspath(options.hosts_model or options.model)), resources)
 
 
 def _fault(options: argparse.Namespace) -> Fault | None:

@@ -10,6 +10,7 @@ pipeline  a batch through all shards, and generation
 flow      bundles from worker to worker, several batches under way
 sessions  sessions over a pipeline: hot state that is rebuilt from the driver's token history
 check     both codecs on every hop, and logits compared by their bits
+ray_engine  shards on other hosts: actors that Ray places, and bundles that it carries
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from .plan import (
 from .planner import Capacity, Stage, partition, planned_cuts
 from .pool import WorkerPool
 from .protocol import Outcome
+from .ray_engine import RayPipeline, ray_cluster
 from .sessions import CapacityError, Session, SessionPipeline, local_workers
 from .sizes import Family, ModelSizes, Part, model_sizes
 from .worker import (
@@ -81,6 +83,7 @@ __all__ = [
     "PipelineError",
     "Plan",
     "PlanError",
+    "RayPipeline",
     "Recipe",
     "Relay",
     "Reply",
@@ -109,6 +112,7 @@ __all__ = [
     "parse_cuts",
     "partition",
     "planned_cuts",
+    "ray_cluster",
     "read_model_file",
     "shares",
     "start_workers",
