@@ -53,7 +53,7 @@ demo:
 
 test:
 	@$(call SET_UP,--with static --with ray); set -e; \
-	"$$venv" -m boundary_bundle.native build patched unpatched; \
+	"$$venv" -m boundary_bundle.native build patched unpatched rpc; \
 	"$$venv" -m boundary_bundle.native model; \
 	MAKE="$(MAKE)" exec "$$venv" tests/run_all.py $(PYTEST_ARGS)
 

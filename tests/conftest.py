@@ -32,6 +32,12 @@ def unpatched_build() -> NativeBuild:
 
 
 @pytest.fixture(scope="session")
+def rpc_build() -> NativeBuild:
+    """libllama as upstream has it with its RPC backend, the server, and the loop that the benchmark compares with."""
+    return build("rpc")
+
+
+@pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The GGUF file of SmolLM2-135M-Instruct (Q4_1, 30 layers, tied embeddings)."""
     return ensure_model()

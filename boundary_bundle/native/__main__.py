@@ -1,4 +1,4 @@
-"""python -m boundary_bundle.native build patched|unpatched | model | where, each with --json.
+"""python -m boundary_bundle.native build patched|unpatched|rpc | model | where, each with --json.
 
 Standard output is the answer, standard error the progress. Exit status 2 with a reason if it cannot be done.
 """
@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", required=True)
     building = commands.add_parser("build", help="build libllama and the programs on it")
-    building.add_argument("kinds", metavar="patched|unpatched", nargs="+", choices=KINDS)
+    building.add_argument("kinds", metavar="|".join(KINDS), nargs="+", choices=KINDS)
     commands.add_parser("model", help="get the demo model")
     commands.add_parser("where", help="say where things lie, making nothing")
     for command in commands.choices.values():

@@ -1,4 +1,4 @@
-"""Build libllama, patched or not, and the programs that stand on it, in the cache.
+"""Build libllama, patched or not or with upstream's RPC backend, and the programs that stand on it, in the cache.
 
 One folder a build::
 
@@ -39,8 +39,8 @@ from .process import Lock, NativeError, Runner, build_environment
 from .progress import Reporter, Step
 from .source import Source, chosen_release, copy_tree, ensure_source
 
-Kind = Literal["patched", "unpatched"]
-KINDS: tuple[Kind, ...] = ("patched", "unpatched")
+Kind = Literal["patched", "unpatched", "rpc"]
+KINDS: tuple[Kind, ...] = ("patched", "unpatched", "rpc")
 
 _DARWIN = sys.platform == "darwin"
 _LIBRARY_SUFFIX = ".dylib" if _DARWIN else ".so"
@@ -68,6 +68,8 @@ WORKER = "shard_worker"
 TINY_MODELS = "tiny_models"
 CERTIFY = "certify"
 TESTEE = "testee"
+RPC_SERVER = "rpc_server"
+BENCH_RPC = "bench_rpc"
 
 WORKER_SOURCES = (
     "shard_worker.cpp",
@@ -97,6 +99,9 @@ PROGRAMS: tuple[Program, ...] = (
     Program(CERTIFY, "patched", ("certify.cpp", "boundary_bundle.c")),
     # Without boundary_bundle.c: the codec is the library's.
     Program(TESTEE, "patched", ("testee.c",), ("BB_IN_LIBLLAMA",)),
+    # What make bench-shards compares with. The server is upstream's, whose own target comes with all of its tools.
+    Program(RPC_SERVER, "rpc", ("tests/rpc_server.cpp",), include_dirs=(".",)),
+    Program(BENCH_RPC, "rpc", ("tests/bench_rpc.cpp",)),
 )
 
 # Relative to the tree. src/ is for llama-boundary.h, vendor/ for the JSON library that llama.cpp ships.
@@ -128,6 +133,8 @@ CMAKE_FLAGS: tuple[str, ...] = (
     # The launcher is set below, where it is known whether there is one.
     "GGML_CCACHE=OFF",
 )
+#: What a kind adds to them.
+KIND_FLAGS: dict[Kind, tuple[str, ...]] = {"rpc": ("GGML_RPC=ON",)}
 C_FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-pthread")
 CXX_FLAGS = ("-std=c++17", "-O2", "-Wall", "-Wextra", "-pthread")
 
@@ -192,7 +199,7 @@ def build(
     :raises NativeError: with a text for the user; nothing half made is ever returned.
     """
     if kind not in KINDS:
-        raise NativeError(f"there is no build {kind!r}; there are {' and '.join(KINDS)}")
+        raise NativeError(f"there is no build {kind!r}; there are {', '.join(KINDS)}")
     checkout = checkout_dir()
     root = prepare_cache(cache_dir() if cache is None else cache)
     reporter = reporter or Reporter()
@@ -205,6 +212,7 @@ def build(
         patches=_series(series_dir(chosen_release())) if kind == "patched" else (),
         shim_dir=checkout / "native_shim",
         programs=tuple(program for program in PROGRAMS if program.kind == kind),
+        cmake_flags=(*CMAKE_FLAGS, *KIND_FLAGS.get(kind, ())),
     )
     return build_recipe(recipe, cache=root, reporter=reporter, runner=runner)
 
@@ -307,16 +315,18 @@ class _Job:
         )
 
     def _shim_files(self) -> list[Path]:
+        """The sources of the programs, and whatever else they may include."""
         shim = self.recipe.shim_dir
-        found = []
+        found = set()
         for program in self.recipe.programs:
             for name in program.sources:
                 if not (shim / name).is_file():
                     raise NativeError(f"{program.name} needs {shim / name}, which is not there")
+                found.add(shim / name)
         for path in shim.rglob("*"):
             folder = path.relative_to(shim).parts[:-1]
             if path.suffix in {".c", ".h", ".cpp", ".hpp", ".inc"} and not {"tests", "build"} & set(folder):
-                found.append(path)
+                found.add(path)
         return sorted(found)
 
     # -- what is there -------------------------------------------------------------------------
