@@ -464,19 +464,15 @@ def show(groups: list[Group]) -> None:
 
 def plot(groups: list[Group], path: Path) -> None:
     """One panel a group, bars of the medians with a tick at the best round."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    # The same results give the same file.
-    matplotlib.rcParams["svg.hashsalt"] = "boundary-bundle"
-    from matplotlib import pyplot
+    # Beside this file, where only a run of it looks.
+    from picture import INK, OURS, PEER, YARDSTICK, pyplot, save
 
     columns = 2
     lines = math.ceil(len(groups) / columns)
     heights = [
         max(len(group.entries) for group in groups[line * columns : (line + 1) * columns]) + 2 for line in range(lines)
     ]
-    figure, axes = pyplot.subplots(
+    figure, axes = pyplot().subplots(
         lines,
         columns,
         figsize=(13, 0.34 * sum(heights) + 0.6),
@@ -488,13 +484,13 @@ def plot(groups: list[Group], path: Path) -> None:
         entries = group.entries[::-1]
         unit, name = (1e6, "us") if max(entry.median for entry in entries) < 2e-3 else (1e3, "ms")
         values = [entry.median * unit for entry in entries]
-        colours = ["#4fae8c" if entry.ours else "#d5d0c4" if entry.yardstick else "#a7adb8" for entry in entries]
+        colours = [OURS if entry.ours else YARDSTICK if entry.yardstick else PEER for entry in entries]
         axis.barh([entry.name for entry in entries], values, color=colours, height=0.7)
         # One slow peer would flatten all the others.
         edge = min(max(values), 4 * statistics.median(values)) * 1.2
         base = group.baseline()
         for place, (entry, value) in enumerate(zip(entries, values, strict=True)):
-            axis.plot([entry.best * unit] * 2, [place - 0.35, place + 0.35], color="#22252b", linewidth=1.2)
+            axis.plot([entry.best * unit] * 2, [place - 0.35, place + 0.35], color=INK, linewidth=1.2)
             label = f" {value:.3g} {name}, x{entry.median / base.median:.2f}"
             inside = value > 0.72 * edge
             axis.text(
@@ -504,7 +500,7 @@ def plot(groups: list[Group], path: Path) -> None:
                 va="center",
                 ha="right" if inside else "left",
                 fontsize=8,
-                color="#22252b",
+                color=INK,
             )
         axis.set_xlim(0, edge)
         axis.set_title(f"{group.title}", fontsize=10, loc="left", fontweight="bold")
@@ -513,7 +509,7 @@ def plot(groups: list[Group], path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     for axis in list(axes.flat)[len(groups) :]:
         axis.set_visible(False)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=150)
+    save(figure, path)
 
 
 def versions() -> dict[str, str]:
