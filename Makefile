@@ -13,6 +13,8 @@
 #   make patches-check where the patches apply, what later releases changed, what builds (PATCHES_ARGS="--quick --json")
 #   make bench        the codecs against their peers, side by side (BENCH_ARGS="--plot FILE --json FILE")
 #   make bench-sessions  what the session table costs, and a worker that is killed (BENCH_ARGS="--json FILE")
+#   make bench-shards  a split model against an unsplit one and upstream's RPC backend, in a quarter of an hour
+#                     (BENCH_ARGS="--plots FOLDER --json FILE", "--quick" for a short look)
 #   make fuzz         fuzz both codecs, all targets in TIME seconds (TIME=60, FUZZ_ARGS="--coverage --json FILE")
 #   make fuzz-long    the same for HOURS hours (HOURS=8), with coverage and a dated report in fuzz/reports
 #   make fuzz-loader  damage COUNT model files and start workers on them, with a dated report in fuzz/reports (COUNT=5000)
@@ -21,7 +23,7 @@
 #   make mutants      each check of both decoders flipped or removed: a vector notices, or a note says why none can
 #   make clean-cache  remove everything that this project put into its cache folder
 
-.PHONY: help demo test test-long test-sessions check static audit lock patches-check bench bench-sessions fuzz fuzz-long fuzz-loader soak mutants clean-cache
+.PHONY: help demo test test-long test-sessions check static audit lock patches-check bench bench-sessions bench-shards fuzz fuzz-long fuzz-loader soak mutants clean-cache
 .DEFAULT_GOAL := help
 # One build at a time; each uses every core by itself.
 .NOTPARALLEL:
@@ -52,7 +54,7 @@ demo:
 	@$(SET_UP); exec "$$venv" -m boundary_bundle.cli demo
 
 test:
-	@$(call SET_UP,--with static --with ray); set -e; \
+	@$(call SET_UP,--with static --with ray --with bench); set -e; \
 	"$$venv" -m boundary_bundle.native build patched unpatched rpc; \
 	"$$venv" -m boundary_bundle.native model; \
 	MAKE="$(MAKE)" exec "$$venv" tests/run_all.py $(PYTEST_ARGS)
@@ -90,6 +92,9 @@ bench:
 
 bench-sessions:
 	@$(SET_UP); exec "$$venv" tests/bench/bench_sessions.py $(BENCH_ARGS)
+
+bench-shards:
+	@$(call SET_UP,--with bench); exec "$$venv" tests/bench/bench_shards.py $(BENCH_ARGS)
 
 TIME ?= 60
 HOURS ?= 8

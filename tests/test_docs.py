@@ -28,8 +28,16 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("README.md", "spec/cookbook.md", "spec/extending.md", "spec/testee-protocol.md")
 #: Targets of the Makefile that the text names; none is a block. `make test` would run this test again, `make demo` is
 #: run by tests/shards/test_cli.py as the command behind it, `make clean-cache` would remove what other tests stand on,
-#: and `make bench` and `make bench-sessions` measure for minutes.
-NOT_RUN_BY_NAME = ("make demo", "make test", "make clean-cache", "make bench", "make bench-sessions", "make soak")
+#: and `make bench` with its sisters measures for minutes.
+NOT_RUN_BY_NAME = (
+    "make demo",
+    "make test",
+    "make clean-cache",
+    "make bench",
+    "make bench-sessions",
+    "make bench-shards",
+    "make soak",
+)
 #: Blocks taken out by the marker, for each document. Raise it with a reason that a reader would accept.
 MARKED = dict.fromkeys(DOCUMENTS, 0)
 #: What a line of a block that is not run must not begin with.

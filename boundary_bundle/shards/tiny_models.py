@@ -78,7 +78,7 @@ def write(
     os.close(handle)
     try:
         writer = gguf.GGUFWriter(partial, "llama")
-        _write_metadata(writer, shape, variant)
+        write_metadata(writer, shape, f"tiny {variant}")
         for name, array in _tensors(shape, random, identity):
             if shape.quantised and array.ndim == 2:
                 kind = gguf.GGMLQuantizationType.Q8_0
@@ -145,8 +145,9 @@ def _tensors(shape: Shape, random: np.random.Generator, identity: int | None) ->
     return tensors
 
 
-def _write_metadata(writer: Any, shape: Shape, variant: str) -> None:
-    writer.add_name(f"tiny {variant}")
+def write_metadata(writer: Any, shape: Shape, name: str) -> None:
+    """What a llama file of this shape says of itself, to a ``gguf.GGUFWriter``: hyper-parameters and a vocabulary."""
+    writer.add_name(name)
     writer.add_context_length(N_CTX)
     writer.add_embedding_length(shape.n_embd)
     writer.add_block_count(shape.n_layer)
