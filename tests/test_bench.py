@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 
 from boundary_bundle.native import NativeBuild
+from boundary_bundle.native.build import RPC_SERVER
 from boundary_bundle.shards import Settings
 from boundary_bundle.shards.tiny_models import Shape
 
@@ -176,6 +179,38 @@ def test_layers_on_another_server_are_refused(rpc_build: NativeBuild, tiny: dict
         bench_shards.loop(rpc_build, tiny["gqa"], settings, ranges),
     ):
         pass
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+@pytest.mark.shards
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process is ended with the one that has started it")
+def test_a_server_ends_with_a_benchmark_that_is_killed(rpc_build: NativeBuild) -> None:
+    """A server that listens for ever, to anybody on this machine."""
+    script = (
+        "import sys, pathlib, shard_subjects\n"
+        "with shard_subjects._server(pathlib.Path(sys.argv[1]), 1) as port:\n"
+        "    print(port, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", script, str(rpc_build.programs[RPC_SERVER])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (SHARDS.parents[2], SHARDS.parent)))}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as child:
+        assert child.stdout is not None
+        port = int(child.stdout.readline())
+        assert listens(port)
+        child.kill()
+    end = time.monotonic() + 60
+    while listens(port):
+        assert time.monotonic() < end, "the server goes on listening"
+        time.sleep(0.05)
 
 
 def test_the_wide_model_is_the_same_each_time(bench_shards: Any, tmp_path: Path) -> None:
