@@ -68,7 +68,8 @@ PICTURES: Final = ("speed.svg", "hops.svg")
 
 @dataclass(frozen=True)
 class Form:
-    """How much is measured: the whole of it, or a quick look that says whether it can be."""
+    """How much is measured: the whole of it, or a quick look that says whether it can be. ``steps`` are those of one
+    sequence; several at once make fewer, which take about as long."""
 
     rounds: int
     least_rounds: int
@@ -83,7 +84,7 @@ class Form:
     wide_steps: int
 
 
-FULL: Final = Form(5, LEAST_ROUNDS, 32, 32, (32, 128, 512), (1, 2, 4, 8), 4, 8, (16, 32, 64), (32, 128), 8)
+FULL: Final = Form(5, LEAST_ROUNDS, 64, 32, (32, 128, 512), (1, 2, 4, 8), 4, 8, (16, 32, 64), (32, 128), 16)
 QUICK: Final = Form(1, 1, 4, 8, (32, 64), (1, 2), 3, 4, (16, 32), (32,), 2)
 
 
@@ -181,7 +182,8 @@ def settings_for(works: Sequence[Work], threads: int) -> Settings:
 
 def decoding(form: Form, sequences: int, size: int, steps: int) -> Work:
     groups = "" if size == sequences else f" by {size}"
-    return Work(f"decode {sequences}{groups}", form.prompt, size, sequences, steps)
+    each = max(2, steps // min(sequences, 4))
+    return Work(f"decode {sequences}{groups}", form.prompt, size, sequences, each)
 
 
 def section_shards(model: ModelFile, form: Form, threads: int) -> Section:
@@ -665,11 +667,12 @@ def _is_rpc(entry: Entry, work: str) -> bool:
 def draw_hops(sections: Sequence[Section], path: Path) -> None:
     """The slowest hop of each: what it takes by itself, and beside the computing of a shard."""
     parts = {"compute": PEER, "encode": "#2f7d63", "transfer": OURS, "decode": "#a8dcc6", "wait": YARDSTICK}
-    names, times = [], []
+    names, times, wholes = [], [], []
     for section, entry, hop in reversed(list(hop_rows(sections))):
         names.append(f"{section.name}, {entry.name}, {entry.work.name}")
         hop["compute_us"] = statistics.mean(entry.compute_us())
         times.append({part: hop[f"{part}_us"] for part in parts})
+        wholes.append(hop["hop_us"])
     figure, axes = pyplot().subplots(1, 2, figsize=(13, 0.28 * len(names) + 1.6), sharey=True, layout="constrained")
     for axis, drawn, share in ((axes[0], ("encode", "transfer", "decode"), False), (axes[1], tuple(parts), True)):
         left = [0.0] * len(names)
@@ -680,8 +683,8 @@ def draw_hops(sections: Sequence[Section], path: Path) -> None:
         if not share and names:
             # One hop of a large batch would flatten all the others.
             edge = min(max(left), 5 * statistics.median(left)) * 1.15
-            for place, value in enumerate(left):
-                axis.text(min(value, 0.92 * edge), place, f" {value:.0f}", va="center", fontsize=7, color=INK)
+            for place, (end, whole) in enumerate(zip(left, wholes, strict=True)):
+                axis.text(min(end, 0.92 * edge), place, f" {whole:.0f}", va="center", fontsize=7, color=INK)
             axis.set_xlim(0, edge)
         axis.set_xlabel("percent of a shard's time for a batch" if share else "microseconds a batch", fontsize=8)
         title = "beside computing and waiting" if share else "the hop"
