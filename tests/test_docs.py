@@ -186,7 +186,7 @@ def copy_of_the_checkout(folder: Path) -> Path:
 def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     environment = furnish(tmp_path, ROOT)
-    assert run_all(ALL["README.md"], tmp_path, environment) == 10
+    assert run_all(ALL["README.md"], tmp_path, environment) == 11
     result = json.loads((tmp_path / "result.json").read_text("utf-8"))
     readme = (ROOT / "README.md").read_text("utf-8")
     told = re.search(r"`--json` writes, whole or not at all: (.+)", readme)

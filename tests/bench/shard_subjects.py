@@ -23,8 +23,7 @@ import numpy as np
 
 from boundary_bundle.native import NativeBuild
 from boundary_bundle.native.build import BENCH_RPC, RPC_SERVER
-from boundary_bundle.shards import Batch, Plan, Settings, Step, close_workers, start_workers
-from boundary_bundle.shards.flow import SHARED_MEMORY, FlowPipeline
+from boundary_bundle.shards import Batch, FlowPipeline, Plan, Settings, Step, close_workers, start_workers
 from boundary_bundle.shards.pipeline import Logits
 
 #: Seconds in which upstream's programs give an answer, or load, and a server begins to listen.
@@ -149,7 +148,7 @@ def shards(program: Path, model: Path, plan: Plan, settings: Settings, *, shared
     """Our workers, one a range of ``plan``; not ``shared``: bundles go through sockets. Raises WorkerError."""
     workers = start_workers(program, model, plan, settings)
     try:
-        yield Shards(FlowPipeline(workers, shared_memory=SHARED_MEMORY if shared else 0))
+        yield Shards(FlowPipeline(workers, shared_memory=None if shared else 0))
     finally:
         close_workers(workers)
 
