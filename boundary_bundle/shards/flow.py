@@ -26,6 +26,8 @@ _SHARED: Final = (16 << 20, 1 << 32)
 _HEAD: Final = 4096
 #: Batches under way for each worker: one that it computes and one that waits, so that none runs dry.
 _EACH: Final = 2
+#: A worker queues 64 requests. With more under way than that nobody would read what the others wait to have read.
+_MOST: Final = 48
 #: The code of what cannot be passed on.
 _LINK: Final = 24
 #: Seconds in which a worker says how it is, when nothing has come out for too long.
@@ -106,11 +108,11 @@ class FlowPipeline(Pipeline):
         in_flight: int | None = None,
     ) -> None:
         super().__init__(workers)
-        if in_flight is not None and in_flight < 1:
-            raise PipelineError(f"{in_flight} batches cannot be under way")
+        if in_flight is not None and not 1 <= in_flight <= _MOST:
+            raise PipelineError(f"{in_flight} batches cannot be under way, 1 to {_MOST} can")
         self.local = list(workers)
         self.layout = Layout(checksums=checksums)
-        self.in_flight = in_flight or _EACH * len(self.local)
+        self.in_flight = in_flight or min(_MOST, _EACH * len(self.local))
         self._flows: list[Flow] = []
         self._failed: list[Flow] = []
         for worker in self.local:
@@ -222,16 +224,18 @@ class FlowPipeline(Pipeline):
     def _wait(self) -> None:
         """Until a flow is over. Raises nothing: what has gone wrong is in the flows."""
         limit = self.local[0].timeout
-        while not self._look(self._patience(limit)):
-            if limit is not None and self._patience(limit) == 0.0 and not self._look(0):
+        since = time.monotonic()
+        while not self._look(self._patience(limit, since)):
+            if limit is not None and self._patience(limit, since) == 0.0 and not self._look(0):
                 self._blame(limit)
 
-    def _patience(self, limit: float | None) -> float | None:
+    def _patience(self, limit: float | None, since: float) -> float | None:
+        """Seconds that all workers may still be silent, who may be since the last byte from any, or since the wait
+        began: before that it may have been this process that was stopped."""
         if limit is None:
             return None
         heard = max(worker.heard for worker in self.local)
-        began = min((flow._began - time.perf_counter() for flow in self._flows), default=0.0) + time.monotonic()
-        return max(0.0, max(heard, began) + limit - time.monotonic())
+        return max(0.0, max(heard, since) + limit - time.monotonic())
 
     def _blame(self, limit: float) -> None:
         """Nothing has come out for ``limit`` seconds: end the worker that is the cause."""

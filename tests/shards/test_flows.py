@@ -382,6 +382,26 @@ def test_a_stopped_worker_is_named_and_ended(patched_build: NativeBuild, model: 
         assert not pipeline.local[victim].alive
 
 
+def test_a_driver_that_was_stopped_itself(
+    patched_build: NativeBuild, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For longer than its patience, between any two steps: what it does afterwards gets its time."""
+    with flowing(patched_build.worker, model, [2, 4], timeout=0.5) as pipeline:
+        talk = Conversation(17)
+        pipeline.decode(talk.batch([0]))
+        send = pipeline.local[0].send_flow
+
+        def late(*arguments: object) -> object:
+            time.sleep(0.8)
+            return send(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(pipeline.local[0], "send_flow", late)
+        with stopped(pipeline.local[2]):  # the answer takes a moment, too
+            signal.signal(signal.SIGALRM, lambda *_: os.kill(pipeline.local[2].pid, signal.SIGCONT))
+            signal.setitimer(signal.ITIMER_REAL, 1.0)
+            pipeline.decode(talk.batch([0]))
+
+
 def test_a_worker_that_takes_nothing_is_named(patched_build: NativeBuild, model: Path) -> None:
     """The memory between two shards is full, and stays so: the one before says that it cannot pass on; the driver
     that the one behind is the cause. --stall 1 is how long it tries."""
@@ -437,8 +457,9 @@ def test_clear_comes_after_what_is_under_way(patched_build: NativeBuild, oracle:
 
 def test_what_makes_no_pipeline(patched_build: NativeBuild, model: Path) -> None:
     with flowing(patched_build.worker, model, [3]) as pipeline:
-        with pytest.raises(PipelineError, match="0 batches cannot be under way"):
-            FlowPipeline(pipeline.local, in_flight=0)
+        for count in (0, 49):
+            with pytest.raises(PipelineError, match=f"{count} batches cannot be under way, 1 to 48 can"):
+                FlowPipeline(pipeline.local, in_flight=count)
         with pytest.raises(WorkerError, match="65600 bytes, not 69632"):
             FlowPipeline(pipeline.local, shared_memory=65600 - 4096)
         batch = Batch([1], [0], [(0,)], [True], sessions=[None])  # type: ignore[list-item]
