@@ -27,7 +27,7 @@ from drive import Conversation, Logits, assert_same_bits, logits_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from boundary_bundle import encode
+from boundary_bundle import decode, encode
 from boundary_bundle.native import NativeBuild
 from boundary_bundle.shards import (
     Batch,
@@ -651,8 +651,6 @@ def test_a_stranger_can_be_the_neighbour(pair: list[LocalWorker], oracle: Pipeli
     else:
         neighbour.end.sendall(header + text + bundle)
     reply = pending.result(20.0)
-    from boundary_bundle import decode
-
     assert_same_bits([np.array(decode(reply.bundle)["logits"])], [expected])
     assert [stage["layer_start"] for stage in reply.text["stages"]] == [3]
     if shared:
@@ -662,12 +660,33 @@ def test_a_stranger_can_be_the_neighbour(pair: list[LocalWorker], oracle: Pipeli
     neighbour.close()
 
 
+def test_wishes_go_along(pair: list[LocalWorker]) -> None:
+    """From the side of the next worker: what was asked for, in the text and in the bundle."""
+    end, theirs = socket.socketpair()
+    pair[0].link("next", [theirs.fileno()]).result()
+    theirs.close()
+    wish = {"byte_order": "big", "fragment_size": 64, "checksums": False, "logits": True, "sample": False}
+    batch = Conversation(18).batch([0, 1])
+    pair[0].send_flow(FLOWS + 3, {"flow": True, **wish}, encode(batch.bundle(pair[0].describe())))
+    stream = end.makefile("rb")
+    header = protocol.unpack_header(stream.read(protocol.HEADER_BYTES))
+    text = protocol.parse_text(stream.read(header.text_length))
+    bundle = decode(stream.read(header.bundle_length))
+    assert (header.type, header.request) == (Type.DECODE, FLOWS + 3)
+    assert {key: text[key] for key in wish} == wish
+    assert (text["flow"], [stage["layer_end"] for stage in text["stages"]]) == (True, [3])
+    assert text["stages"][0]["bytes"] == header.bundle_length
+    assert (bundle.checksums, bundle.fragment_size, bundle.tensor("residual").byte_order) == (False, 64, "big")
+    stream.close()
+    end.close()
+
+
 NONSENSE: dict[str, Callable[[Neighbour], None]] = {
     "more written than there is": lambda n: n.write(0, struct.pack("<Q", 65536 + 64)),
     "a place between two": lambda n: n.write(0, struct.pack("<Q", 100)),
     "a message that ends between two": lambda n: (
         n.write(4096, protocol.HEADER.pack(b"BBWP", 3, 0, FLOWS, 0, 0, 0)),
-        n.write(0, struct.pack("<Q", 32)),
+        n.write(0, struct.pack("<Q", 96)),
     )[1],
     "no magic": lambda n: (n.write(4096, b"x" * 64), n.write(0, struct.pack("<Q", 64)))[1],
     "another magic": lambda n: (
