@@ -50,7 +50,6 @@ class Flow:
         self._reply: Reply | None = None
         self._error: WorkerError | None = None
         self._seconds = 0.0
-        self._given_up = False
 
     @property
     def _over(self) -> bool:
@@ -114,6 +113,7 @@ class FlowPipeline(Pipeline):
         self.layout = Layout(checksums=checksums)
         self.in_flight = in_flight or min(_MOST, _EACH * len(self.local))
         self._flows: list[Flow] = []
+        #: What is to be taken back before the next one.
         self._failed: list[Flow] = []
         for worker in self.local:
             minor = worker.ready().hello["minor"]
@@ -136,7 +136,7 @@ class FlowPipeline(Pipeline):
         if batch.sessions:
             raise PipelineError("a batch under sessions does not flow")
         self._raise_loss()
-        if self._failed or any(flow._given_up for flow in self._flows):
+        if self._failed:
             self._take_back()
         while len(self._flows) >= self.in_flight:
             self._wait()
@@ -160,7 +160,7 @@ class FlowPipeline(Pipeline):
         except WorkerError:
             raise
         except BaseException:  # such as a Ctrl-C, after which nobody asks for it: taken back before the next one
-            flow._given_up = True
+            self._failed.append(flow)
             raise
 
     def clear(self) -> None:
@@ -267,22 +267,10 @@ class FlowPipeline(Pipeline):
 
     def _take_back(self) -> None:
         """Bring every shard back to before what has failed, or was given up, once nothing is under way."""
-        given_up = [flow for flow in self._flows if flow._given_up]
         self._drain()
-        failed = {id(flow): flow for flow in (*self._failed, *given_up)}.values()
+        for flow in self._failed:
+            self._roll_back(self.workers, flow.batch)
         self._failed.clear()
-        first: dict[int, int] = {}
-        for flow in failed:
-            for sequence, position in flow.batch.first_positions().items():
-                first[sequence] = min(position, first.get(sequence, position))
-        asked = []
-        for worker in self.local:
-            for sequence, position in first.items():
-                with contextlib.suppress(WorkerError):
-                    asked.append(worker.request(Type.CLEAR, {"sequence": sequence, "from": position}))
-        for pending in asked:
-            with contextlib.suppress(WorkerError):
-                pending.result()
 
     def _raise_loss(self) -> None:
         for worker in self.local:

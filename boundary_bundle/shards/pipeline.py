@@ -318,6 +318,14 @@ def count_differing(ours: Logits, theirs: Logits) -> int:
     return int(np.count_nonzero(ours.view(np.uint32) != theirs.view(np.uint32)))
 
 
+def _compare(result: Generation | Streams, ours: Step, theirs: Step) -> None:
+    """Count the logits of one step, and those that differ."""
+    assert ours.logits is not None
+    assert theirs.logits is not None
+    result.logits_compared += ours.logits.size
+    result.logits_differing += count_differing(ours.logits, theirs.logits)
+
+
 def generate(
     pipeline: Pipeline,
     prompt: Sequence[int],
@@ -358,10 +366,7 @@ def generate(
         if reference is not None:
             theirs = reference.decode(batch, logits=True)
             reference_steps.append(replace(theirs, logits=None))
-            assert step.logits is not None
-            assert theirs.logits is not None
-            result.logits_compared += step.logits.size
-            result.logits_differing += count_differing(step.logits, theirs.logits)
+            _compare(result, step, theirs)
         return step.sampled
 
     def submit(batch: Batch) -> UnderWay:
@@ -445,11 +450,7 @@ def generate_streams(
     def finish(under_way: UnderWay, batch: Batch) -> list[int]:
         step = under_way.result()
         if reference is not None:
-            theirs = reference.decode(batch, logits=True)
-            assert step.logits is not None
-            assert theirs.logits is not None
-            result.logits_compared += step.logits.size
-            result.logits_differing += count_differing(step.logits, theirs.logits)
+            _compare(result, step, reference.decode(batch, logits=True))
         return step.sampled
 
     parts = []

@@ -441,6 +441,26 @@ def test_an_interrupt_leaves_nothing_ahead(patched_build: NativeBuild, oracle: P
         assert_same_bits(flowed(pipeline, [second]), expected[1:])
 
 
+def test_what_was_interrupted_is_taken_back_though_it_came_out(
+    patched_build: NativeBuild, oracle: Pipeline, model: Path
+) -> None:
+    """Another batch is waited for after the Ctrl-C, with which the one that nobody asks for any more comes out too."""
+    talk = Conversation(19)
+    first, second, other = talk.batch([0, 0]), talk.batch([0]), talk.batch([1])
+    expected = logits_of(oracle, [first, second])
+    with flowing(patched_build.worker, model, [2, 4]) as pipeline:
+        flowed(pipeline, [first])
+        with stopped(pipeline.local[1]):
+            beside = pipeline.submit(other)
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(KeyboardInterrupt):
+                pipeline.decode(second)
+        beside.result()
+        until(lambda: pipeline._look(0.1) or not pipeline._flows, "came out")
+        assert_same_bits(flowed(pipeline, [second]), expected[1:])
+
+
 def test_clear_comes_after_what_is_under_way(patched_build: NativeBuild, oracle: Pipeline, model: Path) -> None:
     """A batch that nobody has waited for, before a worker that was stopped meanwhile: clear forgets it too."""
     batch = Conversation(16).batch([0, 0])
