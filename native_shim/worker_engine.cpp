@@ -319,7 +319,7 @@ void engine::start() {
                 o.threads, processors);
     }
     ggml_threadpool_params pool = ggml_threadpool_params_default(o.threads);
-    pool.poll = o.poll;
+    pool.poll = std::max(o.poll, 1u); // awake() says when they spin
     if (o.pin) {
         pin_threads(pool);
     }
@@ -327,9 +327,26 @@ void engine::start() {
     if (!pool_) {
         fail(CODE_LOAD, "no pool of %d threads could be made", o.threads);
     }
+    if (o.poll == 0) { // and not from the beginning, since then this thread would not get its processor
+        ggml_threadpool_pause(pool_);
+    }
     llama_attach_threadpool(ctx_, pool_, pool_);
 
     greedy_.reset(llama_sampler_init_greedy());
+}
+
+// A sleeping thread takes tens of microseconds to come, so the pool's are called when a batch has come and not when its
+// graph begins; they spin until then, and while the graphs of the batch follow each other.
+engine::awake::awake(engine &engine) : pool_(engine.options_.poll == 0 ? engine.pool_ : nullptr) {
+    if (pool_) {
+        ggml_threadpool_resume(pool_);
+    }
+}
+
+engine::awake::~awake() {
+    if (pool_) {
+        ggml_threadpool_pause(pool_);
+    }
 }
 
 engine::~engine() {

@@ -255,6 +255,18 @@ public:
     virtual void clear();
     virtual void clear(int32_t sequence, int32_t from);
 
+    // While it lives the threads of the pool do not sleep. Made before a batch is looked at, it saves their waking.
+    class awake {
+    public:
+        explicit awake(engine &engine);
+        ~awake();
+        awake(const awake &) = delete;
+        awake &operator=(const awake &) = delete;
+
+    private:
+        ggml_threadpool_t pool_;
+    };
+
     void warm_up();           // leaves no trace in the state
     void check_files() const; // throws failure if what is mapped is not what was loaded
 

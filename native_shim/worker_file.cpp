@@ -56,17 +56,15 @@ uint64_t number_at(const uint8_t *bytes, int size) {
     return value;
 }
 
-struct stat check_start(const std::string &path) {
+descriptor check_start(const std::string &path, struct stat &info) {
     // a FIFO would wait for its other end, a device might act
-    const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    if (fd < 0) {
+    descriptor held(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+    if (held.get() < 0) {
         fail(CODE_LOAD, "cannot open %s: %s", path.c_str(), reason(errno).c_str());
     }
-    struct stat info;
     uint8_t head[24] = {};
-    const bool regular = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
-    const ssize_t got = regular ? pread(fd, head, sizeof(head), 0) : 0;
-    close(fd);
+    const bool regular = fstat(held.get(), &info) == 0 && S_ISREG(info.st_mode);
+    const ssize_t got = regular ? pread(held.get(), head, sizeof(head), 0) : 0;
     if (!regular) {
         fail(CODE_LOAD, "%s is not a regular file", path.c_str());
     }
@@ -76,7 +74,7 @@ struct stat check_start(const std::string &path) {
     }
     const uint64_t version = number_at(head + 4, 4);
     if (version < 2 || version > 3) {
-        return info; // the library's to say
+        return held; // the library's to say
     }
     const struct {
         const char *what;
@@ -88,7 +86,7 @@ struct stat check_start(const std::string &path) {
                  (long long)info.st_size, declared.count, declared.what, MAX_ENTRIES);
         }
     }
-    return info;
+    return held;
 }
 
 // The number of files of a model in several, by the name of the first, and what all names begin with; 1 for one file.
@@ -190,14 +188,19 @@ void check_count(const std::string &path, const gguf_context *gguf, size_t files
 } // namespace
 
 model_files::model_files(const std::string &path) {
-    files_.push_back({path, check_start(path)});
+    const auto add = [&](const std::string &name) {
+        struct stat found = {};
+        descriptor held = check_start(name, found);
+        files_.push_back({name, found, std::move(held)});
+    };
+    add(path);
     // the library opens the others by itself
     std::vector<char> prefix;
     const int count = count_of_files(path, prefix);
     std::vector<char> name(path.size() + 64);
     for (int i = 1; i < count; i++) {
         llama_split_path(name.data(), name.size(), prefix.data(), i, count);
-        files_.push_back({name.data(), check_start(name.data())});
+        add(name.data());
     }
 }
 
@@ -226,10 +229,7 @@ void model_files::check_contents(bool mmap) const {
 void model_files::check_unchanged() const {
     for (const file &f : files_) {
         struct stat now;
-        if (stat(f.path.c_str(), &now) != 0 || now.st_ino != f.found.st_ino || now.st_dev != f.found.st_dev) {
-            continue; // another file has its name, or none: what is mapped is as it was
-        }
-        if (now.st_size != f.found.st_size || now.st_mtim.tv_sec != f.found.st_mtim.tv_sec ||
+        if (fstat(f.held.get(), &now) != 0 || now.st_size != f.found.st_size || now.st_mtim.tv_sec != f.found.st_mtim.tv_sec ||
             now.st_mtim.tv_nsec != f.found.st_mtim.tv_nsec) {
             fail(CODE_COMPUTE,
                  "%s was written to after its weights were mapped (it had %lld bytes and has %lld): this worker holds "

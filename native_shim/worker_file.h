@@ -6,6 +6,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "worker_descriptor.h"
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -34,6 +36,7 @@ private:
     struct file {
         std::string path;
         struct stat found = {};
+        descriptor held; // to ask after it without its name, which takes longer and may be another's by then
     };
 
     std::vector<file> files_;

@@ -38,6 +38,9 @@ void links::open(bool to_next, const std::shared_ptr<connection> &driver, std::v
     close(to_next);
     driver->asked(); // it may wait for what comes of flows without asking here
     if (!to_next) {
+        if (end->ring) {
+            end->ring->stay();
+        }
         queue_.listen(end->ring.get(), end->peer);
     }
     (to_next ? next_ : previous_) = std::move(end);
@@ -52,6 +55,13 @@ void links::close(bool to_next) {
         end->peer->drop();
         end->driver->answered();
         end.reset();
+    }
+}
+
+void links::announce() {
+    const link_end *end = next();
+    if (end && end->ring) {
+        end->ring->announce();
     }
 }
 

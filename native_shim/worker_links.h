@@ -33,6 +33,7 @@ public:
 
     link_end *next() { return next_ && next_->peer->alive() ? next_.get() : nullptr; }
     link_end *previous() { return previous_.get(); }
+    void announce(); // a message to the next one follows soon
     bool is_previous(const connection &who) const { return previous_ && previous_->peer.get() == &who; }
 
     void connection_gone(const connection &who);

@@ -28,6 +28,8 @@ namespace {
 
 const uint8_t magic[4] = {'B', 'B', 'W', 'P'};
 
+} // namespace
+
 uint64_t load_le(const uint8_t *p, int bytes) {
     uint64_t value = 0;
     for (int i = 0; i < bytes; i++) {
@@ -39,14 +41,6 @@ uint64_t load_le(const uint8_t *p, int bytes) {
 void store_le(uint8_t *p, int bytes, uint64_t value) {
     for (int i = 0; i < bytes; i++) {
         p[i] = (uint8_t)(value >> (8 * i));
-    }
-}
-
-} // namespace
-
-descriptor::~descriptor() {
-    if (fd_ >= 0) {
-        close(fd_);
     }
 }
 
@@ -288,6 +282,9 @@ std::optional<request> request_queue::pop(std::optional<moment> until) {
         }
         if (until && std::chrono::steady_clock::now() >= *until) {
             return std::nullopt;
+        }
+        if (ring_ && ring_->await(heard)) {
+            continue;
         }
         filled_->wait(heard, until);
     }

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "worker_descriptor.h"
 #include "worker_ring.h"
 
 #include <atomic>
@@ -56,26 +57,6 @@ struct patience {
     std::chrono::seconds idle{0};   // between messages, while no answer is owed; 0: for ever
 
     std::chrono::seconds of(uint64_t bytes) const { return stall + std::chrono::seconds(bytes >> 24); } // 16 MiB: 1 s
-};
-
-// A file descriptor that closes with this.
-class descriptor {
-public:
-    explicit descriptor(int fd = -1) : fd_(fd) {}
-    ~descriptor();
-    descriptor(const descriptor &) = delete;
-    descriptor &operator=(const descriptor &) = delete;
-    descriptor(descriptor &&other) noexcept : fd_(other.release()) {}
-    descriptor &operator=(descriptor &&other) noexcept {
-        std::swap(fd_, other.fd_);
-        return *this;
-    }
-
-    int get() const { return fd_; }
-    int release() { return std::exchange(fd_, -1); }
-
-private:
-    int fd_;
 };
 
 // What one message may bring along (SCM_RIGHTS); more are closed as they come.
@@ -177,6 +158,9 @@ private:
     shared_ring *ring_ = nullptr;
     std::shared_ptr<connection> ring_from_;
 };
+
+uint64_t load_le(const uint8_t *p, int bytes);
+void store_le(uint8_t *p, int bytes, uint64_t value);
 
 void write_header(uint8_t *header, uint16_t type, uint64_t request, size_t text_size, size_t bundle_size);
 // Where the bundle of a message lies in a ring, behind the beginning of the message.

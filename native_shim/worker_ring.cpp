@@ -12,6 +12,7 @@
 #include <thread>
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -48,6 +49,15 @@ void bell::wait(uint32_t heard, std::optional<moment> until) {
     syscall(SYS_futex, &count, FUTEX_WAIT, heard, &time, nullptr, 0);
 #else
     std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(left, std::chrono::microseconds(100)));
+#endif
+}
+
+// What a processor does that only waits.
+static void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
 #endif
 }
 
@@ -93,7 +103,9 @@ shared_ring::~shared_ring() {
 uint8_t *shared_ring::reserve(uint64_t bytes, moment until, const std::function<bool()> &going) {
     const uint64_t left = capacity_ - place_ % capacity_; // to the end of the ring
     const uint64_t need = whole_units(bytes);
-    const uint64_t skipped = need > left ? left : 0;
+    // Begun anew where all has been given back, the ring's first pages stay in the processor's caches and tables.
+    const bool anew = head_->freed == place_ && need <= place_ % capacity_;
+    const uint64_t skipped = need > left || anew ? left : 0;
     for (;;) {
         const uint32_t heard = head_->emptied.count;
         const uint64_t freed = head_->freed;
@@ -120,7 +132,53 @@ uint8_t *shared_ring::reserve(uint64_t bytes, moment until, const std::function<
 void shared_ring::written() {
     place_ = reserved_;
     head_->written = place_;
+    head_->coming = 0;
     head_->filled.ring();
+}
+
+// The processor that this thread runs on, and 1; 0: not known.
+static uint32_t this_processor() {
+#ifdef __linux__
+    return (uint32_t)(sched_getcpu() + 1);
+#else
+    return 0;
+#endif
+}
+
+void shared_ring::stay() {
+#ifdef __linux__
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0 && CPU_COUNT(&allowed) == 1) {
+        head_->reads_on = this_processor();
+    }
+#endif
+}
+
+// Waking takes longer than writing a small message. It is worth nothing on the processor that the writer needs.
+void shared_ring::announce() {
+    const uint32_t here = this_processor();
+    if (here != 0 && head_->filled.waiting != 0 && head_->reads_on != here) {
+        head_->coming = here;
+        head_->filled.ring();
+    }
+}
+
+bool shared_ring::await(uint32_t heard) {
+    const uint32_t writer = head_->coming;
+    if (writer == 0 || writer == this_processor()) {
+        return false;
+    }
+    const moment until = std::chrono::steady_clock::now() + std::chrono::microseconds(100);
+    do {
+        if (head_->written != place_ || head_->filled.count != heard) {
+            return true;
+        }
+        for (int i = 0; i < 8; i++) {
+            relax();
+        }
+    } while (std::chrono::steady_clock::now() < until);
+    head_->coming = 0; // once is enough
+    return false;
 }
 
 bool shared_ring::broken() const {

@@ -46,6 +46,8 @@ public:
     // has come, or the other end has written nonsense. For no more than capacity() bytes. written() passes it on.
     uint8_t *reserve(uint64_t bytes, moment until, const std::function<bool()> &going);
     void written();
+    // Written is what follows soon: who sleeps for it gets up meanwhile.
+    void announce();
 
     // The reading end: where the next message begins, and how many bytes there are at most. Empty: there is none. Given
     // back are that message, of so many bytes, and all before it.
@@ -56,6 +58,11 @@ public:
     part next();
     void give_back(uint64_t bytes);
     bool broken() const; // the writing end has written nonsense
+    // The reading end, by the thread that reads: says which processor it has, if it has one.
+    void stay();
+    // Whether a message that has been announced came while the processor was kept for it, or something else that
+    // `heard`, the count of filled(), does not hold yet.
+    bool await(uint32_t heard);
 
     bell &filled() { return head_->filled; }
 
@@ -65,8 +72,10 @@ private:
         alignas(64) std::atomic<uint64_t> freed;   // places below have been given back
         alignas(64) bell filled;                   // rung when something was written; processes ring it themselves too
         alignas(64) bell emptied;                  // rung when something was given back
+        alignas(64) std::atomic<uint32_t> coming;  // while the writer is about to write: its processor and 1, else 0
+        std::atomic<uint32_t> reads_on;            // the processor that the reader cannot leave, and 1; 0: it can
     };
-    static_assert(sizeof(head) <= HEAD_BYTES && offsetof(head, emptied) == 192, "as in the specification");
+    static_assert(sizeof(head) <= HEAD_BYTES && offsetof(head, coming) == 256, "as in the specification");
 
     head *head_ = nullptr;
     uint8_t *data_ = nullptr;

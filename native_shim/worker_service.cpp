@@ -49,7 +49,8 @@ static llama_token token_of(const json &token, const char *list) {
 struct service::reply {
     json text = json::object();
     byte_view bundle;
-    bool to_next = false; // no reply, but a request of the next worker
+    std::optional<flow_head> flow; // that it belongs to
+    bool to_next = false;     // no reply, but a request of the next worker
 };
 
 service::service(engine &engine, const session_options &sessions, uint64_t max_bundle, request_queue &queue,
@@ -122,11 +123,15 @@ bool service::answer(request &r) {
     const std::shared_ptr<connection> to = hearer(r); // a copy: the request may be the one that ends the link
     bool done = false;
     try {
-        const reply reply = handle(r);
+        reply reply = handle(r);
         if (reply.to_next) {
             pass_on(r.id, reply);
         } else {
-            to->send(r.type | TYPE_REPLY, r.id, text_of(reply.text), reply.bundle.data, reply.bundle.size);
+            std::string text = text_of(reply.text);
+            if (reply.flow) {
+                text.insert(text.size() - 1, ",\"stages\":" + reply.flow->stages_json());
+            }
+            to->send(r.type | TYPE_REPLY, r.id, text, reply.bundle.data, reply.bundle.size);
         }
         done = r.type == TYPE_SHUTDOWN;
     } catch (const failure &f) {
@@ -189,7 +194,7 @@ service::reply service::handle(request &r) {
                  known_types[r.type], engine_.facts().layer_start, engine_.facts().layer_end, engine_.facts().n_layer);
         }
         return r.type == TYPE_TOKENIZE ? tokenize(r) : detokenize(r);
-    default: return {sessions_.answer(r), {}};
+    default: return {sessions_.answer(r), {}, std::nullopt, false};
     }
 }
 
@@ -376,47 +381,26 @@ service::reply service::link(request &r) {
     return {};
 }
 
-// What a flow says of itself from worker to worker, in the texts of its requests.
-struct service::flow_stage {
-    json stages = json::array(); // of the workers before
-    uint64_t transfer_us = 0, wait_us = 0;
-
-    flow_stage(const json &object, const request &r, uint64_t busy_until_us);
-    void add(const model_facts &facts, const timings &times, uint64_t compute_us, uint64_t encode_us, size_t bytes);
-};
-
 // How long the message was under way: until this worker had it in hand, but for the time in which it had others in hand.
-service::flow_stage::flow_stage(const json &object, const request &r, uint64_t busy_until_us) {
-    const auto found = object.find("stages");
-    if (found != object.end() && found->is_array()) {
-        stages = *found;
-    }
+flow_head::stage service::arrived(const flow_head &flow, const request &r) const {
+    flow_head::stage stage;
+    stage.layer_start = (uint32_t)engine_.facts().layer_start;
+    stage.layer_end = (uint32_t)engine_.facts().layer_end;
     const uint64_t start = now_us();
-    const uint64_t sent = number(object, "sent_us", start, UINT64_MAX);
+    const uint64_t sent = flow.sent_us ? flow.sent_us : start;
     const auto came_us = (uint64_t)std::chrono::duration_cast<std::chrono::microseconds>(r.came.time_since_epoch()).count();
     const uint64_t came = r.in_ring ? sent : came_us; // into a ring at once
-    wait_us = busy_until_us > came ? busy_until_us - came : 0;
-    transfer_us = start > sent + wait_us ? start - sent - wait_us : 0;
-}
-
-void service::flow_stage::add(const model_facts &facts, const timings &times, uint64_t compute_us, uint64_t encode_us,
-                              size_t bytes) {
-    stages.push_back({{"layer_start", facts.layer_start},
-                      {"layer_end", facts.layer_end},
-                      {"transfer_us", transfer_us},
-                      {"wait_us", wait_us},
-                      {"decode_us", times.decode_us},
-                      {"compute_us", compute_us},
-                      {"encode_us", encode_us},
-                      {"bytes", bytes}});
+    stage.wait_us = busy_until_us_ > came ? busy_until_us_ - came : 0;
+    const uint64_t under_way = start > sent ? start - sent : 0;
+    stage.transfer_us = under_way > stage.wait_us ? under_way - stage.wait_us : 0;
+    return stage;
 }
 
 // The bundle of the last batch, to the next worker.
-void service::pass_on(uint64_t id, const reply &reply) {
+void service::pass_on(uint64_t id, reply &reply) {
     const link_end &next = *links_.next();
-    json object = reply.text;
-    object["sent_us"] = now_us();
-    const std::string text = text_of(object);
+    reply.flow->sent_us = now_us();
+    const std::string text = reply.flow->bytes();
     bool taken = false;
     if (next.ring) {
         const uint64_t at = bundle_in_ring(text.size()), bytes = at + reply.bundle.size;
@@ -544,8 +528,12 @@ void service::check_output_size(byte_view bytes, const bb_bundle &head, const la
             }
         }
     } else {
+        const uint64_t stream = n_tokens * (uint64_t)f.n_embd * sizeof(float);
+        if (layout.fragment_size == 0 && stream + bytes.size + beside <= max_bundle_) {
+            return; // what crosses beside it came in with this bundle
+        }
         size = beside;
-        add(n_tokens * (uint64_t)f.n_embd * sizeof(float));
+        add(stream);
         for (const char *name : {"positions", "seq_offsets", "seq_ids", "outputs",
                                  "session_ids", "session_epochs", "session_positions"}) {
             bb_tensor t;
@@ -561,12 +549,10 @@ void service::check_output_size(byte_view bytes, const bb_bundle &head, const la
          size, fragments, max_bundle_, config_.limits.fragments);
 }
 
-service::reply service::decode(request &r) {
-    const json object = parse(r.text);
+static decode_wishes wishes_of(const json &object) {
     decode_wishes wishes;
-    layout &layout = wishes.layout;
-    layout.fragment_size = number(object, "fragment_size", 0, INT64_MAX);
-    layout.checksums = flag(object, "checksums", true);
+    wishes.layout.fragment_size = number(object, "fragment_size", 0, INT64_MAX);
+    wishes.layout.checksums = flag(object, "checksums", true);
     wishes.logits = flag(object, "logits", false);
     wishes.sample = flag(object, "sample", true);
     const auto order = object.find("byte_order");
@@ -574,24 +560,41 @@ service::reply service::decode(request &r) {
         if (*order != "little" && *order != "big") {
             fail(CODE_ARGUMENT, "byte_order is %s, not \"little\" or \"big\"", shown(*order).c_str());
         }
-        layout.big_endian = *order == "big";
+        wishes.layout.big_endian = *order == "big";
     }
-    if (layout.fragment_size % BB_ALIGNMENT != 0) {
+    return wishes;
+}
+
+service::reply service::decode(request &r) {
+    const bool linked = links_.is_previous(*r.from);
+    const bool last = engine_.facts().last();
+    std::optional<flow_head> flow;
+    decode_wishes wishes;
+    if (linked) {
+        flow = flow_of(r.text);
+        wishes = flow->wishes;
+    } else {
+        const json object = parse(r.text);
+        wishes = wishes_of(object);
+        if (flag(object, "flow", false)) {
+            flow.emplace();
+            flow->wishes = wishes;
+        }
+    }
+    const layout &layout = wishes.layout;
+    if (layout.fragment_size % BB_ALIGNMENT != 0 || layout.fragment_size > INT64_MAX) {
         fail(CODE_ARGUMENT, "fragment_size is %" PRIu64 ", not a multiple of %d", layout.fragment_size, BB_ALIGNMENT);
     }
-
-    const bool flows = flag(object, "flow", false) || links_.is_previous(*r.from);
-    const bool last = engine_.facts().last();
-    if (flows && r.from->minor < MINOR_FLOWS) {
+    if (flow && r.from->minor < MINOR_FLOWS) {
         fail(CODE_PROTOCOL, "a flow needs version %d.%d, and hello settled on %d.%d", MAJOR, MINOR_FLOWS, MAJOR,
              r.from->minor);
     }
-    if (flows && !last && !links_.next()) {
+    if (flow && !last && !links_.next()) {
         fail(CODE_LINK, "a flow cannot go on: there is no link to a next worker");
     }
-    std::optional<flow_stage> stage;
-    if (flows) {
-        stage.emplace(object, r, busy_until_us_);
+    flow_head::stage stage;
+    if (flow) {
+        stage = arrived(*flow, r);
         counters_.flows++;
     }
     const uint8_t nothing = 0; // a bundle of no bytes is cut short like any other, not a bad call
@@ -607,14 +610,14 @@ service::reply service::decode(request &r) {
         fail(CODE_PROTOCOL, "a session table needs version %d.%d, and hello settled on %d.%d", MAJOR, MINOR_SESSIONS,
              MAJOR, r.from->minor);
     }
-    if (under_sessions && flows) {
+    if (under_sessions && flow) {
         fail(CODE_ARGUMENT, "a flow takes no session table");
     }
     if (const kept_answer *again = under_sessions ? sessions_.answer_again(wishes, r.bundle) : nullptr) {
         counters_.answers_again++;
         counters_.bundle_bytes_in += r.bundle.size();
         counters_.bundle_bytes_out += again->bundle.size();
-        return {again->text, {again->bundle.data(), again->bundle.size()}};
+        return {again->text, {again->bundle.data(), again->bundle.size()}, std::nullopt, false};
     }
     bb_attr count = {};
     bb_attr_find(&head, BB_KEY_N_TOKENS, &count);
@@ -627,7 +630,11 @@ service::reply service::decode(request &r) {
     timings times;
     try {
         engine_.check_files();
+        const engine::awake awake(engine_);
         times = engine_.decode(bytes, under_sessions);
+        if (flow && !last) {
+            links_.announce();
+        }
         engine_.check_files(); // what was computed is not sent if they have changed meanwhile, nor anything after it
     } catch (const failure &f) {
         if (under_sessions && engine_.sessions() && f.code != CODE_SESSION) {
@@ -655,19 +662,16 @@ service::reply service::decode(request &r) {
         reply.bundle = engine_.output(layout);
         encode_us = now_us() - point;
     }
-    if (stage) {
-        stage->add(engine_.facts(), times, compute_us, encode_us, reply.bundle.size);
-        reply.text["stages"] = std::move(stage->stages);
+    if (flow) {
+        stage.decode_us = times.decode_us;
+        stage.compute_us = compute_us;
+        stage.encode_us = encode_us;
+        stage.bytes = reply.bundle.size;
+        flow->stages.push_back(stage);
+        reply.flow = std::move(flow);
+        reply.to_next = !last;
     }
-    if (flows && !last) {
-        reply.to_next = true;
-        for (const char *wish : {"flow", "byte_order", "fragment_size", "checksums", "logits", "sample"}) {
-            const auto found = object.find(wish);
-            if (found != object.end()) {
-                reply.text[wish] = *found;
-            }
-        }
-    } else {
+    if (!reply.to_next) {
         reply.text["n_tokens"] = n_tokens;
         reply.text["decode_us"] = times.decode_us;
         reply.text["compute_us"] = compute_us;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "worker_engine.h"
+#include "worker_flow.h"
 #include "worker_links.h"
 #include "worker_protocol.h"
 #include "worker_sessions.h"
@@ -32,16 +33,16 @@ public:
 
 private:
     struct reply; // text and bundle
-    struct flow_stage;
 
     const std::shared_ptr<connection> &hearer(const request &r);
     static std::string text_of(const json &object);
-    void pass_on(uint64_t id, const reply &reply);
+    void pass_on(uint64_t id, reply &reply);
 
     reply handle(request &r);
     reply hello(const request &r);
     reply describe(const request &r);
     reply decode(request &r);
+    flow_head::stage arrived(const flow_head &flow, const request &r) const;
     reply statistics();
     reply clear(const request &r);
     reply link(request &r);

@@ -76,6 +76,7 @@ WORKER_SOURCES = (
     "worker_service.cpp",
     "worker_sessions.cpp",
     "worker_links.cpp",
+    "worker_flow.cpp",
     "worker_ring.cpp",
     "worker_json.cpp",
     "worker_protocol.cpp",

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import fcntl
 import json
+import mmap
 import os
 import signal
 import socket
@@ -250,13 +251,14 @@ def test_a_shard_goes_on_while_the_next_one_is_busy_and_no_further_than_allowed(
         assert_same_bits([np.array(rows) for rows in found], expected)
 
 
+def ticks(pid: int) -> int:
+    """Of a process's time, 10 ms each."""
+    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rsplit(")", 1)[1].split()
+    return int(fields[11]) + int(fields[12])
+
+
 def test_an_idle_pipeline_takes_no_processor(patched_build: NativeBuild, model: Path) -> None:
     """Neither with sockets nor with shared memory: nobody waits by looking."""
-
-    def ticks(pid: int) -> int:
-        fields = Path(f"/proc/{pid}/stat").read_text("ascii").rsplit(")", 1)[1].split()
-        return int(fields[11]) + int(fields[12])
-
     for shared in (0, None):
         with flowing(patched_build.worker, model, [2, 4], shared_memory=shared) as pipeline:
             flowed(pipeline, conversation(1, 4))
@@ -617,8 +619,6 @@ class Neighbour:
         theirs.close()
         self.ring = None
         if file is not None:
-            import mmap
-
             self.ring = mmap.mmap(file, 4096 + 65536)
             os.close(file)
 
@@ -637,6 +637,14 @@ class Neighbour:
 
     def close(self) -> None:
         self.end.close()
+
+
+BIG_ENDIAN, NO_CHECKSUMS, LOGITS, NO_SAMPLE = 1, 2, 4, 8
+
+
+def flow_head(flags: int = 0, fragment_size: int = 0, sent_us: int = 0, stages: bytes = b"") -> bytes:
+    """What a batch has over a link in place of a text."""
+    return struct.pack("<IIQQQ", flags, 0, fragment_size, sent_us, 0) + stages
 
 
 def answer_of(worker: LocalWorker, number: int, seconds: float = 20.0) -> WorkerError | None:
@@ -660,7 +668,7 @@ def test_a_stranger_can_be_the_neighbour(pair: list[LocalWorker], oracle: Pipeli
     expected = logits_of(oracle, [batch])[0]
     bundle = output_of(pair[0], batch)
     neighbour = Neighbour(pair[1], shared)
-    text = json.dumps({"flow": True, "logits": True, "stages": [], "sent_us": 0}).encode()
+    text = flow_head(LOGITS)
     header = protocol.HEADER.pack(b"BBWP", Type.DECODE, 0, FLOWS + 7, len(text), 0, len(bundle))
     pending = pair[1].expect(FLOWS + 7, "decode")
     if shared:
@@ -690,15 +698,141 @@ def test_wishes_go_along(pair: list[LocalWorker]) -> None:
     pair[0].send_flow(FLOWS + 3, {"flow": True, **wish}, encode(batch.bundle(pair[0].describe())))
     stream = end.makefile("rb")
     header = protocol.unpack_header(stream.read(protocol.HEADER_BYTES))
-    text = protocol.parse_text(stream.read(header.text_length))
+    head = stream.read(header.text_length)
     bundle = decode(stream.read(header.bundle_length))
     assert (header.type, header.request) == (Type.DECODE, FLOWS + 3)
-    assert {key: text[key] for key in wish} == wish
-    assert (text["flow"], [stage["layer_end"] for stage in text["stages"]]) == (True, [3])
-    assert text["stages"][0]["bytes"] == header.bundle_length
+    sent_us = struct.unpack_from("<Q", head, 16)[0]
+    assert head[:32] == flow_head(BIG_ENDIAN | NO_CHECKSUMS | LOGITS | NO_SAMPLE, 64, sent_us)
+    assert 0 <= time.monotonic_ns() // 1000 - sent_us < 10**7
+    layer_start, layer_end, _transfer, wait_us, _decode, compute_us, _encode, size, zero = struct.unpack(
+        "<II7Q", head[32:]
+    )
+    assert (layer_start, layer_end, wait_us, size, zero) == (0, 3, 0, header.bundle_length, 0)
+    assert compute_us > 0
     assert (bundle.checksums, bundle.fragment_size, bundle.tensor("residual").byte_order) == (False, 64, "big")
     stream.close()
     end.close()
+
+
+STAGE = struct.pack("<II7Q", 0, 3, 1, 2, 3, 4, 5, 6, 0)
+HEADS = {
+    "none": b"",
+    "cut short": flow_head()[:-1],
+    "a text": json.dumps({"flow": True, "logits": True, "sample": False}).encode(),
+    "half a stage": flow_head(stages=STAGE + STAGE[:-1]),
+    "another flag": flow_head(16),
+    "the last flag": flow_head(1 << 31),
+    "reserved behind the flags": struct.pack("<IIQQQ", 0, 1, 0, 0, 0),
+    "reserved at the end": struct.pack("<IIQQQ", 0, 0, 0, 0, 1 << 63),
+    "reserved in a stage": flow_head(stages=STAGE + STAGE[:-8] + b"\0" * 7 + b"\1"),
+    "fragments of 65 bytes": flow_head(0, 65),
+    "fragments of 16 exabytes": flow_head(0, (1 << 64) - 64),
+}
+
+
+@pytest.mark.parametrize("what", HEADS)
+def test_an_unsound_head_is_refused(pair: list[LocalWorker], oracle: Pipeline, what: str) -> None:
+    """That batch alone: the next one over the same link has the oracle's bits, and the stages that came with it."""
+    batch = Conversation(19).batch([0, 1])
+    expected = logits_of(oracle, [batch])[0]
+    bundle = output_of(pair[0], batch)
+    neighbour = Neighbour(pair[1], False)
+    for number, text in ((FLOWS + 1, HEADS[what]), (FLOWS + 2, flow_head(LOGITS, 0, (1 << 64) - 1, STAGE))):
+        pending = pair[1].expect(number, "decode")
+        neighbour.end.sendall(
+            protocol.HEADER.pack(b"BBWP", Type.DECODE, 0, number, len(text), 0, len(bundle)) + text + bundle
+        )
+        if number == FLOWS + 1:
+            with pytest.raises(WorkerError) as caught:
+                pending.result(20.0)
+            assert caught.value.name == "argument"
+            continue
+        reply = pending.result(20.0)
+        assert_same_bits([np.array(decode(reply.bundle)["logits"])], [expected])
+        keys = ("transfer_us", "wait_us", "decode_us", "compute_us", "encode_us", "bytes")
+        told = {"layer_start": 0, "layer_end": 3} | dict(zip(keys, range(1, 7), strict=True))
+        assert reply.text["stages"][0] == told
+        assert reply.text["stages"][1]["transfer_us"] == 0  # it was sent in the future
+    neighbour.close()
+
+
+class Listener:
+    """Plays the worker behind one that owns the first layers, with memory."""
+
+    def __init__(self, worker: LocalWorker, processor: int | None) -> None:
+        """``processor``: the one that this listener says it cannot leave."""
+        self.worker = worker
+        self.end, theirs = socket.socketpair()
+        file = memory()
+        worker.link("next", [theirs.fileno(), file]).result()
+        theirs.close()
+        self.ring = mmap.mmap(file, 4096 + 65536)
+        os.close(file)
+        struct.pack_into("<I", self.ring, 260, 0 if processor is None else processor + 1)
+
+    def take(self, batch: Batch) -> tuple[int, int, int]:
+        """Waits, but does not listen, while a batch comes: how often the bell rang, what ``coming`` is then, and the
+        place of the message in the ring. It is given back."""
+        struct.pack_into("<I", self.ring, 132, 1)
+        place, rung = struct.unpack_from("<Q", self.ring, 64)[0], struct.unpack_from("<I", self.ring, 128)[0]
+        data = encode(batch.bundle(self.worker.describe()))
+        self.worker.send_flow(FLOWS + 3, {"flow": True}, data)
+        until(lambda: struct.unpack_from("<Q", self.ring, 0)[0] > place, "a message")
+        written = struct.unpack_from("<Q", self.ring, 0)[0]
+        if self.ring[4096 + place % 65536 :][:4] == bytes(4):
+            place = (place + 65535) // 65536 * 65536
+        assert self.ring[4096 + place % 65536 :][:4] == b"BBWP"
+        self.worker.statistics()  # the bell is rung behind the message
+        struct.pack_into("<Q", self.ring, 64, written)
+        return struct.unpack_from("<I", self.ring, 128)[0] - rung, struct.unpack_from("<I", self.ring, 256)[0], place
+
+    def close(self) -> None:
+        self.ring.close()
+        self.end.close()
+
+
+def test_who_writes_says_so_before(patched_build: NativeBuild, model: Path) -> None:
+    """The bell rings twice for who sleeps, but not for one that could only wait on the writer's own processor. What has
+    been given back is written over: a ring of which little is used stays in the processor's caches."""
+    processor = sorted(os.sched_getaffinity(0))[0]
+    ranges = make_plan(N_LAYER, [3])
+    workers = start_workers(patched_build.worker, model, ranges, SMALL, processors=[[processor], [processor]])
+    try:
+        for own, rings in ((None, 2), (processor + 1, 2), (processor, 1)):
+            listener = Listener(workers[0], own)
+            conversation = Conversation(20)
+            took = [listener.take(conversation.batch([0])) for _ in range(40)]
+            assert {(rung, coming) for rung, coming, _place in took} == {(rings, 0)}
+            assert {place % 65536 for _rung, _coming, place in took} == {0}
+            listener.close()
+            workers[0].clear()
+    finally:
+        close_workers(workers)
+
+
+def test_an_announced_message_that_does_not_come(pair: list[LocalWorker], oracle: Pipeline) -> None:
+    """Costs who waits no more than the time of the specification, once; a later message is taken."""
+    batch = Conversation(21).batch([0, 1])
+    expected = logits_of(oracle, [batch])[0]
+    bundle = output_of(pair[0], batch)
+    neighbour = Neighbour(pair[1], True)
+    assert neighbour.ring is not None
+    pair[1].statistics()
+    before = ticks(pair[1].pid)
+    for _ in range(20):
+        neighbour.write(256, struct.pack("<I", 1 << 20))  # a processor that nobody has
+        neighbour.ring_bell()
+        until(lambda: struct.unpack_from("<I", neighbour.ring or b"", 256)[0] == 0, "the end of waiting")
+    time.sleep(0.3)
+    assert ticks(pair[1].pid) - before < 20  # a hundred times what it may be
+    text = flow_head(LOGITS)
+    header = protocol.HEADER.pack(b"BBWP", Type.DECODE, 0, FLOWS + 7, len(text), 0, len(bundle))
+    pending = pair[1].expect(FLOWS + 7, "decode")
+    neighbour.write(4096, header + text + bundle)
+    neighbour.write(0, struct.pack("<Q", (64 + len(bundle) + 63) // 64 * 64))
+    neighbour.ring_bell()
+    assert_same_bits([np.array(decode(pending.result(20.0).bundle)["logits"])], [expected])
+    neighbour.close()
 
 
 NONSENSE: dict[str, Callable[[Neighbour], None]] = {
@@ -762,7 +896,7 @@ def test_drawn_damage_over_a_link(pair: list[LocalWorker], oracle: Pipeline, dat
     for worker in pair:
         worker.clear()
     bundle = output_of(pair[0], batch)
-    text = json.dumps({"flow": True, "logits": True, "stages": [], "sent_us": 0}).encode()
+    text = flow_head(LOGITS)
     header = protocol.HEADER.pack(b"BBWP", Type.DECODE, 0, FLOWS, len(text), 0, len(bundle))
     at = (len(header) + len(text) + 63) // 64 * 64
     message = bytearray((header + text).ljust(at, b"\0") + bundle if shared else header + text + bundle)
