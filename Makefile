@@ -94,7 +94,7 @@ bench-sessions:
 	@$(SET_UP); exec "$$venv" tests/bench/bench_sessions.py $(BENCH_ARGS)
 
 bench-shards:
-	@$(call SET_UP,--with bench); exec "$$venv" tests/bench/bench_shards.py $(BENCH_ARGS)
+	@$(call SET_UP,--with bench --with ray); exec "$$venv" tests/bench/bench_shards.py $(BENCH_ARGS)
 
 TIME ?= 60
 HOURS ?= 8

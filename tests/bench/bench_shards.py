@@ -8,7 +8,8 @@ shards   SmolLM2 in 1 to 4 shards with all threads, bundles in shared memory; de
          shards, and with bundles in sockets
 flight   SmolLM2 in 2 shards of one thread each, with several micro-batches, or groups of sequences, under way at once,
          against one unsplit worker of one thread
-wide     a model of 1 GB with random weights, 4096 wide (wide_model.py), where hops carry 16 KB a token
+wide     a model of 1 GB with random weights, 4096 wide (wide_model.py), where hops carry 16 KB a token; also in 2 shards
+         in actors of Ray
 
 Beside them stand upstream's loop in one process, and the same loop with its layers on servers of the RPC backend at
 the same cuts (native_shim/tests/bench_rpc.cpp), both of the unpatched sources. Before anything is timed, every logit of
@@ -38,7 +39,7 @@ from typing import Any, Final
 import numpy as np
 import wide_model
 from picture import INK, OURS, PEER, YARDSTICK, pyplot, save
-from shard_subjects import Loop, Outcome, Shards, Subject, SubjectError, Work, loop, shards
+from shard_subjects import Loop, Outcome, Shards, Subject, SubjectError, Work, loop, ray_shards, shards
 
 from boundary_bundle.cli import common
 from boundary_bundle.native import NativeBuild, NativeError, build, ensure_model
@@ -163,6 +164,10 @@ def shards_name(count: int) -> str:
     return UNSPLIT if count == 1 else f"{count} shards"
 
 
+def ray_name(count: int) -> str:
+    return f"{shards_name(count)}, Ray"
+
+
 def rpc_name(count: int) -> str:
     return f"RPC, {common.counted(count, 'server')}"
 
@@ -221,7 +226,7 @@ def section_wide(model: ModelFile, form: Form, threads: int) -> Section:
     works = [Work(f"prefill {tokens}", tokens, tokens) for tokens in form.wide_prefills]
     works += [decoding(form, count, count, form.wide_steps) for count in (1, 4)]
     subjects = {shards_name(count): ("split", count, True) for count in (1, 2, 3)}
-    subjects |= {LOOP: ("loop", 1, True), rpc_name(2): ("rpc", 2, True)}
+    subjects |= {ray_name(2): ("ray", 2, False), LOOP: ("loop", 1, True), rpc_name(2): ("rpc", 2, True)}
     title = f"{model.path.name} with {common.counted(threads, 'thread')}, one batch at a time"
     return Section("wide", title, model, settings_for(works, threads), works, subjects, {})
 
@@ -243,6 +248,8 @@ def started(section: Section, patched: NativeBuild, rpc: NativeBuild) -> Iterato
             plan = plan_of(section.model, count)
             if kind == "split":
                 running[name] = stack.enter_context(shards(patched.worker, path, plan, settings, shared=shared))
+            elif kind == "ray":
+                running[name] = stack.enter_context(ray_shards(patched.worker, path, plan, settings))
             else:
                 running[name] = stack.enter_context(loop(rpc, path, settings, list(plan) if kind == "rpc" else ()))
         yield running
@@ -265,7 +272,7 @@ def compare(section: Section, running: dict[str, Subject], prompts: list[list[in
             assert expected.logits is not None
             entry.logits_compared = found.logits.size
             entry.logits_differing = count_differing(found.logits, expected.logits)
-            if entry.logits_differing and subject.kind != "split":
+            if entry.logits_differing and not subject.ours:
                 # Upstream's own results may be other ones: then they are to stay the same.
                 entry.tokens = found.tokens
 
@@ -390,6 +397,8 @@ def _wanted_wide(section: Section, found: list[Wanted]) -> None:
         worst = max(hop["hop_us"] for hop in entry.hop_times()) / min(entry.compute_us())
         what = f"a hop of one token of {section.facts['n_embd']} floats, of the least shard's computing"
         found.append(Wanted(what, 100 * worst, most=1.0, unit="%"))
+    ours, direct = section.speed(ray_name(2), "decode 1"), section.speed("2 shards", "decode 1")
+    _ratio(found, "decode of one sequence, 2 shards through Ray / directly", ours, direct, 0.8)
 
 
 def growth(section: Section) -> list[dict[str, float]]:
@@ -520,9 +529,9 @@ def show(sections: Sequence[Section]) -> None:
             common.print_table("adding shards: time of a token", columns, rows)
             print()
     for section in sections:
-        compared = sum(entry.logits_compared for entry in section.entries if entry.subject.kind == "split")
+        compared = sum(entry.logits_compared for entry in section.entries if entry.subject.ours)
         text = f"{section.name}: of split runs {differing(section):,} of {compared:,} logits, and of tokens, differ"
-        upstreams = [entry for entry in section.entries if entry.subject.kind != "split"]
+        upstreams = [entry for entry in section.entries if not entry.subject.ours]
         if upstreams:
             count = sum(entry.logits_differing for entry in upstreams)
             text += f"; of upstream's {count:,} of {sum(entry.logits_compared for entry in upstreams):,}"
@@ -565,7 +574,7 @@ def show_hops(sections: Sequence[Section]) -> None:
 
 def differing(section: Section) -> int:
     """Logits of split runs that differ from the unsplit worker's, and tokens of timed runs that differ from those."""
-    ours = [entry for entry in section.entries if entry.subject.kind == "split"]
+    ours = [entry for entry in section.entries if entry.subject.ours]
     return sum(entry.logits_differing + entry.tokens_differing for entry in ours)
 
 
@@ -601,7 +610,7 @@ def draw_speed(sections: Sequence[Section], path: Path) -> None:
 
 def _style(section: Section, name: str) -> dict[str, Any]:
     kind, count, shared = section.subjects[name]
-    colour = {"split": OURS, "loop": INK, "rpc": PEER}[kind]
+    colour = {"split": OURS, "ray": OURS, "loop": INK, "rpc": PEER}[kind]
     dashes = {1: "-", 2: "--", 3: "-.", 4: ":"}
     return {"color": INK if name == UNSPLIT else colour, "linestyle": dashes.get(count, "-"), "marker": "o"}
 
@@ -614,8 +623,7 @@ def _lines(axis: Any, section: Section, works: Sequence[Work]) -> None:
         if len(found) == len(works):
             places = [entry.work.sequences if decode else entry.work.tokens for entry in found]
             style = {**_style(section, name), "markersize": 3, "linewidth": 1.2}
-            if name == LOOP:
-                style["marker"] = "x"
+            style["marker"] = {"loop": "x", "ray": "s"}.get(section.subjects[name][0], "o")
             axis.plot(places, [entry.speed for entry in found], label=name, **style)
     axis.set_xscale("log", base=2)
     axis.set_xticks([work.sequences if decode else work.tokens for work in works])

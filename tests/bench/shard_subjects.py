@@ -1,4 +1,5 @@
-"""Who does the work in bench_shards.py: our shards, upstream's loop in one process, and that over its RPC backend.
+"""Who does the work in bench_shards.py: our shards, also through Ray, upstream's loop in one process, and that over
+its RPC backend.
 
 Each does a :class:`Work` as the others do it, with the same batches of the same tokens, and draws greedily.
 """
@@ -25,6 +26,7 @@ from boundary_bundle.native import NativeBuild
 from boundary_bundle.native.build import BENCH_RPC, RPC_SERVER
 from boundary_bundle.shards import Batch, FlowPipeline, Plan, Settings, Step, close_workers, start_workers
 from boundary_bundle.shards.pipeline import Logits
+from boundary_bundle.shards.ray_engine import RayPipeline, ray_cluster
 
 #: Seconds in which upstream's programs give an answer, or load, and a server begins to listen.
 _ANSWER: Final = 600.0
@@ -79,10 +81,15 @@ class Outcome:
 
 
 class Subject(ABC):
-    """``kind`` is split (our shards, one of them: unsplit), loop or rpc; ``shards`` how many parts the model is in."""
+    """``kind`` is split (our shards, one of them: unsplit), ray (those in Ray's actors), loop or rpc; ``shards`` how many
+    parts the model is in."""
 
     kind: str
     shards: int
+
+    @property
+    def ours(self) -> bool:
+        return self.kind in ("split", "ray")
 
     @abstractmethod
     def run(self, work: Work, prompts: Sequence[list[int]], *, logits: bool = False) -> Outcome:
@@ -90,11 +97,10 @@ class Subject(ABC):
 
 
 class Shards(Subject):
-    """Our workers behind the driver, bundles going from worker to worker."""
+    """Our workers behind the driver, bundles going from worker to worker, or through Ray."""
 
-    kind = "split"
-
-    def __init__(self, pipeline: FlowPipeline) -> None:
+    def __init__(self, pipeline: FlowPipeline | RayPipeline) -> None:
+        self.kind = "split" if isinstance(pipeline, FlowPipeline) else "ray"
         self.shards = len(pipeline.workers)
         self.pipeline = pipeline
 
@@ -151,6 +157,16 @@ def shards(program: Path, model: Path, plan: Plan, settings: Settings, *, shared
         yield Shards(FlowPipeline(workers, shared_memory=None if shared else 0))
     finally:
         close_workers(workers)
+
+
+@contextlib.contextmanager
+def ray_shards(program: Path, model: Path, plan: Plan, settings: Settings) -> Iterator[Shards]:
+    """The same in actors of a cluster of this process's own. Raises WorkerError and PipelineError."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ray_cluster(None, settings.threads * len(plan)))
+        pipeline = RayPipeline(model, plan, settings, program=program)
+        stack.callback(pipeline.close)
+        yield Shards(pipeline)
 
 
 class Loop(Subject):
