@@ -8,8 +8,8 @@ shards   SmolLM2 in 1 to 4 shards with all threads, bundles in shared memory; de
          shards, and with bundles in sockets
 flight   SmolLM2 in 2 shards of one thread each, with several micro-batches, or groups of sequences, under way at once,
          against one unsplit worker of one thread
-wide     a model of 1 GB with random weights, 4096 wide (wide_model.py), where hops carry 16 KB a token; also in 2 shards
-         in actors of Ray
+wide     a model of 1 GB with random weights, 4096 wide (wide_model.py), where hops carry 16 KB a token; also in 2
+         shards in actors of Ray
 
 Beside them stand upstream's loop in one process, and the same loop with its layers on servers of the RPC backend at
 the same cuts (native_shim/tests/bench_rpc.cpp), both of the unpatched sources. Before anything is timed, every logit of

@@ -81,8 +81,8 @@ class Outcome:
 
 
 class Subject(ABC):
-    """``kind`` is split (our shards, one of them: unsplit), ray (those in Ray's actors), loop or rpc; ``shards`` how many
-    parts the model is in."""
+    """``kind`` is split (our shards, one of them: unsplit), ray (those in Ray's actors), loop or rpc; ``shards`` how
+    many parts the model is in."""
 
     kind: str
     shards: int
