@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,10 @@ class Layout:
     byte_order: str = "little"
     fragment_size: int = 0
     checksums: bool = True
+
+    def wish(self) -> dict[str, Any]:
+        """What a worker is told of it (spec/worker-protocol.md, decode)."""
+        return {"byte_order": self.byte_order, "fragment_size": self.fragment_size, "checksums": self.checksums}
 
 
 PLAIN = Layout()

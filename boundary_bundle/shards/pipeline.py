@@ -6,9 +6,9 @@ import contextlib
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,12 @@ class ShardTime:
     compute_us: float
     encode_us: float
     wall_us: float
+
+    @classmethod
+    def of(cls, reply: Mapping[str, Any], wall_us: float) -> ShardTime:
+        """From the text of a worker's reply. Raises KeyError, TypeError or ValueError for one that does not say."""
+        decode_us, compute_us, encode_us = (float(reply[key]) for key in ("decode_us", "compute_us", "encode_us"))
+        return cls(decode_us, compute_us, encode_us, wall_us)
 
 
 @dataclass(frozen=True)
@@ -197,11 +203,7 @@ class Pipeline:
         for index, worker in enumerate(self.workers):
             rows = sum(batch.outputs) if index == last else len(batch)
             layout = relay.request_layout(index, step, rows)
-            wish: dict[str, object] = {
-                "byte_order": layout.byte_order,
-                "fragment_size": layout.fragment_size,
-                "checksums": layout.checksums,
-            }
+            wish = layout.wish()
             if index == last:
                 wish |= {"logits": logits, "sample": sample}
             sent = time.perf_counter()
@@ -209,10 +211,9 @@ class Pipeline:
             reply = worker.request(Type.DECODE, wish, data).result()
             wall = (time.perf_counter() - sent) * 1e6
             try:
-                times = [float(reply.text[key]) for key in ("decode_us", "compute_us", "encode_us")]
+                shards.append(ShardTime.of(reply.text, wall))
             except (KeyError, TypeError, ValueError) as error:
                 raise WorkerError(0, "reply", f"unusable answer ({error!r})", worker.layer_range, "decode") from None
-            shards.append(ShardTime(times[0], times[1], times[2], wall))
             if index != last:
                 size = len(reply.bundle)
                 data, decode_us, encode_us = relay.forward(index, step, rows, reply.bundle)

@@ -537,11 +537,7 @@ class RayPipeline(Pipeline):
         flight.answers = []
         for index, host in enumerate(self._hosts):
             layout = relay.request_layout(index, flight.number, sum(batch.outputs) if index == last else len(batch))
-            wish: dict[str, Any] = {
-                "byte_order": layout.byte_order,
-                "fragment_size": layout.fragment_size,
-                "checksums": layout.checksums,
-            }
+            wish = layout.wish()
             if index == last:
                 wish |= {"logits": flight.logits, "sample": flight.sample}
             handed = host.actor.decode.remote(wish, self._shared_relay(), index - 1, flight.number, len(batch), handed)
@@ -561,10 +557,9 @@ class RayPipeline(Pipeline):
         shards: list[ShardTime] = []
         for host, reply, wall in zip(self._hosts, handed.replies, handed.walls, strict=False):
             try:
-                times = [float(reply[key]) for key in ("decode_us", "compute_us", "encode_us")]
+                shards.append(ShardTime.of(reply, wall))
             except (KeyError, TypeError, ValueError) as error:
                 raise host.error({"name": "reply", "message": f"unusable answer ({error!r})"}, "decode") from None
-            shards.append(ShardTime(times[0], times[1], times[2], wall))
         if handed.error is not None:
             failed = self._hosts[len(handed.replies)]
             if handed.error["name"] == "relay":

@@ -704,10 +704,10 @@ def test_wishes_go_along(pair: list[LocalWorker]) -> None:
     sent_us = struct.unpack_from("<Q", head, 16)[0]
     assert head[:32] == flow_head(BIG_ENDIAN | NO_CHECKSUMS | LOGITS | NO_SAMPLE, 64, sent_us)
     assert 0 <= time.monotonic_ns() // 1000 - sent_us < 10**7
-    layer_start, layer_end, _transfer, wait_us, _decode, compute_us, _encode, size, zero = struct.unpack(
+    layer_start, layer_end, _transfer, _wait, _decode, compute_us, _encode, size, zero = struct.unpack(
         "<II7Q", head[32:]
     )
-    assert (layer_start, layer_end, wait_us, size, zero) == (0, 3, 0, header.bundle_length, 0)
+    assert (layer_start, layer_end, size, zero) == (0, 3, header.bundle_length, 0)
     assert compute_us > 0
     assert (bundle.checksums, bundle.fragment_size, bundle.tensor("residual").byte_order) == (False, 64, "big")
     stream.close()
