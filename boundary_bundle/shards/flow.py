@@ -145,8 +145,9 @@ class FlowPipeline(Pipeline):
         self._steps += 1
         wish: dict[str, Any] = {"flow": True, "checksums": self.layout.checksums, "logits": logits, "sample": sample}
         try:
-            others = [worker.expect(flow._number, "decode") for worker in self.local[1:]]
-            flow._answers = [self.local[0].send_flow(flow._number, wish, data), *others]
+            flow._answers = [self.local[0].send_flow(flow._number, wish, data)]
+            # The first one computes already.
+            flow._answers += [worker.expect(flow._number, "decode") for worker in self.local[1:]]
         except BaseException:
             self._forget(flow)
             raise
