@@ -7,7 +7,7 @@ Three sections, each with one model, one number of threads and one set of proces
 shards   SmolLM2 in 1 to 4 shards with all threads, bundles in shared memory; decoding one sequence also in up to 8
          shards, and with bundles in sockets
 flight   SmolLM2 in 2 shards of one thread each, with several micro-batches, or groups of sequences, under way at once,
-         against one unsplit worker of one thread
+         against one unsplit worker of one thread; also one sequence in 3 such shards
 wide     a model of 1 GB with random weights, 4096 wide (wide_model.py), where hops carry 16 KB a token; also in 2
          shards in actors of Ray
 
@@ -213,11 +213,16 @@ def section_flight(model: ModelFile, form: Form) -> Section:
     tokens, sequences = form.prefills[-1], 4
     sizes = sorted({*form.micro_batches, tokens, *(size for size in (128,) if size < tokens)})
     works = [Work(f"prefill {tokens} by {size}", tokens, size) for size in sizes]
-    works += [decoding(form, sequences, size, form.steps) for size in (1, 2, 4)]
+    works += [decoding(form, sequences, size, form.steps) for size in (1, 2, 4)] + [decoding(form, 1, 1, form.steps)]
     overlapping = {f"prefill {tokens} by {size}" for size in form.micro_batches} | {"decode 4 by 1", "decode 4 by 2"}
-    subjects = {UNSPLIT: ("split", 1, True), "2 shards": ("split", 2, True), rpc_name(2): ("rpc", 2, True)}
+    subjects = {UNSPLIT: ("split", 1, True), "2 shards": ("split", 2, True), "3 shards": ("split", 3, True)}
+    subjects[rpc_name(2)] = ("rpc", 2, True)
     largest = f"prefill {tokens} by {form.micro_batches[-1]}"
-    only = {"2 shards": overlapping, rpc_name(2): {largest, works[len(sizes) - 1].name, "decode 4 by 2", "decode 4"}}
+    only = {
+        "2 shards": overlapping,
+        "3 shards": {"decode 1"},
+        rpc_name(2): {largest, works[len(sizes) - 1].name, "decode 4 by 2", "decode 4"},
+    }
     title = f"{model.path.name} with one thread a worker, micro-batches in flight"
     return Section("flight", title, model, settings_for(works, 1), works, subjects, only)
 
@@ -376,7 +381,7 @@ def _wanted_shards(section: Section, found: list[Wanted]) -> None:
 
 
 def _wanted_flight(section: Section, found: list[Wanted]) -> None:
-    for prefix, least in (("prefill", 1.8), ("decode", 1.7)):
+    for prefix, least in (("prefill", 1.8), ("decode 4", 1.7)):
         alone = [entry for entry in section.entries if entry.name == UNSPLIT and entry.work.name.startswith(prefix)]
         best = max(alone, key=lambda entry: entry.speed)
         for work in section.works:
@@ -389,6 +394,8 @@ def _wanted_flight(section: Section, found: list[Wanted]) -> None:
                 _ratio(found, f"{what} at its best ({best.work.size} at once)", ours, best.speed, least)
             else:
                 _ratio(found, f"{what}, all 4 in one batch", ours, section.speed(UNSPLIT, "decode 4"), least)
+    three, one = section.speed("3 shards", "decode 1"), section.speed(UNSPLIT, "decode 1")
+    _ratio(found, "decode of one sequence, 3 shards of one thread / unsplit", three, one, 0.97)
 
 
 def _wanted_wide(section: Section, found: list[Wanted]) -> None:
@@ -593,7 +600,11 @@ def draw_speed(sections: Sequence[Section], path: Path) -> None:
     for section in sections:
         for prefix in ("prefill", "decode"):
             works = [work for work in section.works if work.name.startswith(prefix)]
-            how = _bars if section.name == "flight" else _lines
+            if section.name == "flight":
+                how = _bars
+                works = [work for work in works if work.sequences == works[0].sequences]
+            else:
+                how = _lines
             panels.append(partial(how, section=section, works=works))
         if section.name == "shards":
             panels.append(partial(_growth, section=section))
@@ -635,7 +646,7 @@ def _lines(axis: Any, section: Section, works: Sequence[Work]) -> None:
 
 def _bars(axis: Any, section: Section, works: Sequence[Work]) -> None:
     """Speed by the size of a batch, a bar a subject."""
-    names = list(section.subjects)
+    names = [name for name in section.subjects if any(section.entry(name, work.name) for work in works)]
     width = 0.8 / len(names)
     for place, name in enumerate(names):
         found = [(at, entry) for at, work in enumerate(works) if (entry := section.entry(name, work.name)) is not None]
