@@ -105,7 +105,7 @@ def test_a_quick_run_of_shards(tiny: dict[str, Path], bench_shards: Any, tmp_pat
     assert done.returncode == 0, done.stderr
     told = json.loads(numbers.read_text("utf-8"))
     jsonschema.validate(told, json.loads(SHARDS.with_name("bench_shards_schema.json").read_text("utf-8")))
-    assert [section["name"] for section in told["sections"]] == ["shards", "flight", "wide"]
+    assert [section["name"] for section in told["sections"]] == ["shards", "flight", "streams", "wide"]
     for section in told["sections"]:
         for entry in section["entries"]:
             assert entry["subject"] in done.stdout
@@ -114,9 +114,9 @@ def test_a_quick_run_of_shards(tiny: dict[str, Path], bench_shards: Any, tmp_pat
             if entry["kind"] in ("split", "ray"):
                 assert entry["logits_differing"] == 0
                 assert (len(entry["compute_us"]), len(entry["hops"])) == (entry["shards"], entry["shards"] - 1)
-        for place in section["rpc"].values():
-            n_layer, servers = section["model"]["n_layer"], place["servers"]
-            ends = [round(n_layer * part / servers) for part in range(servers + 1)]
+        for name, place in section["rpc"].items():
+            ends = [0, *section["cuts"][name], section["model"]["n_layer"]]
+            assert len(ends) == place["servers"] + 1
             assert list(place["layers"].values()) == [end - start for start, end in zip(ends, ends[1:], strict=False)]
             assert place["head"] == list(place["layers"])[-1]
             assert all("127.0.0.1" in name for name in place["layers"])

@@ -2,12 +2,14 @@
 
 ``make bench-shards``, or ``python tests/bench/bench_shards.py [--quick] [--plots FOLDER] [--json FILE]``.
 
-Three sections, each with one model, one number of threads and one set of processes:
+Four sections, each with one model, one number of threads and one set of processes:
 
 shards   SmolLM2 in 1 to 4 shards with all threads, bundles in shared memory; decoding one sequence also in up to 8
          shards, and with bundles in sockets
-flight   SmolLM2 in 2 shards of one thread each, with several micro-batches, or groups of sequences, under way at once,
-         against one unsplit worker of one thread; also one sequence in 3 such shards
+flight   SmolLM2 in 2 shards of one thread each, with several micro-batches of a prefill under way at once, against one
+         unsplit worker of one thread
+streams  the same with several sequences under way, at the cuts of boundary-bundle plan, since each step of decoding has
+         the head to compute; also one sequence in 3 such shards
 wide     a model of 1 GB with random weights, 4096 wide (wide_model.py), where hops carry 16 KB a token; also in 2
          shards in actors of Ray
 
@@ -44,6 +46,7 @@ from shard_subjects import Loop, Outcome, Shards, Subject, SubjectError, Work, l
 from boundary_bundle.cli import common
 from boundary_bundle.native import NativeBuild, NativeError, build, ensure_model
 from boundary_bundle.shards import (
+    Capacity,
     ModelFile,
     PipelineError,
     Plan,
@@ -52,6 +55,9 @@ from boundary_bundle.shards import (
     WorkerError,
     count_differing,
     make_plan,
+    model_sizes,
+    model_tensors,
+    partition,
     read_model_file,
 )
 from boundary_bundle.shards.pipeline import HopTime
@@ -146,6 +152,7 @@ class Section:
     works: list[Work]
     subjects: dict[str, tuple[str, int, bool]]
     only: dict[str, set[str]]
+    plan: Callable[[ModelFile, int, Settings], Plan] | None = None  # its cuts; None: plan_of
     entries: list[Entry] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -172,15 +179,21 @@ def rpc_name(count: int) -> str:
     return f"RPC, {common.counted(count, 'server')}"
 
 
-def plan_of(model: ModelFile, count: int) -> Plan:
+def plan_of(model: ModelFile, count: int, settings: Settings) -> Plan:
     """``count`` ranges as long as each other, or nearly."""
     return make_plan(model.n_layer, [round(model.n_layer * part / count) for part in range(1, count)])
+
+
+def planned(model: ModelFile, count: int, settings: Settings) -> Plan:
+    """``count`` ranges that take as long as each other, by what a token reads of each."""
+    sizes = model_sizes(model, model_tensors(model), common.family_of(model), settings)
+    return make_plan(model.n_layer, [one.layers[0] for one in partition(sizes, [Capacity()] * count)[1:]])
 
 
 def settings_for(works: Sequence[Work], threads: int) -> Settings:
     sequences = max(work.sequences for work in works)
     positions = max(work.positions for work in works)
-    batch = max(work.size for work in works if not work.steps)
+    batch = max(work.tokens if work.steps else work.size for work in works)
     each = -(-positions // _CELLS) * _CELLS
     return Settings(threads=threads, ctx=sequences * each, batch=batch, ubatch=batch, seqs=sequences)
 
@@ -210,21 +223,28 @@ def section_shards(model: ModelFile, form: Form, threads: int) -> Section:
 
 
 def section_flight(model: ModelFile, form: Form) -> Section:
-    tokens, sequences = form.prefills[-1], 4
+    tokens = form.prefills[-1]
     sizes = sorted({*form.micro_batches, tokens, *(size for size in (128,) if size < tokens)})
     works = [Work(f"prefill {tokens} by {size}", tokens, size) for size in sizes]
-    works += [decoding(form, sequences, size, form.steps) for size in (1, 2, 4)] + [decoding(form, 1, 1, form.steps)]
-    overlapping = {f"prefill {tokens} by {size}" for size in form.micro_batches} | {"decode 4 by 1", "decode 4 by 2"}
-    subjects = {UNSPLIT: ("split", 1, True), "2 shards": ("split", 2, True), "3 shards": ("split", 3, True)}
-    subjects[rpc_name(2)] = ("rpc", 2, True)
+    subjects = {UNSPLIT: ("split", 1, True), "2 shards": ("split", 2, True), rpc_name(2): ("rpc", 2, True)}
+    overlapping = {f"prefill {tokens} by {size}" for size in form.micro_batches}
     largest = f"prefill {tokens} by {form.micro_batches[-1]}"
-    only = {
-        "2 shards": overlapping,
-        "3 shards": {"decode 1"},
-        rpc_name(2): {largest, works[len(sizes) - 1].name, "decode 4 by 2", "decode 4"},
-    }
+    only = {"2 shards": overlapping, rpc_name(2): {largest, works[-1].name}}
     title = f"{model.path.name} with one thread a worker, micro-batches in flight"
     return Section("flight", title, model, settings_for(works, 1), works, subjects, only)
+
+
+def section_streams(model: ModelFile, form: Form) -> Section:
+    works = [decoding(form, 4, size, form.steps) for size in (1, 2, 4)] + [decoding(form, 1, 1, form.steps)]
+    subjects = {UNSPLIT: ("split", 1, True), "2 shards": ("split", 2, True), "3 shards": ("split", 3, True)}
+    subjects[rpc_name(2)] = ("rpc", 2, True)
+    only = {
+        "2 shards": {"decode 4 by 1", "decode 4 by 2"},
+        "3 shards": {"decode 1"},
+        rpc_name(2): {"decode 4 by 2", "decode 4"},
+    }
+    title = f"{model.path.name} with one thread a worker, sequences in flight"
+    return Section("streams", title, model, settings_for(works, 1), works, subjects, only, planned)
 
 
 def section_wide(model: ModelFile, form: Form, threads: int) -> Section:
@@ -250,7 +270,7 @@ def started(section: Section, patched: NativeBuild, rpc: NativeBuild) -> Iterato
     with contextlib.ExitStack() as stack:
         running: dict[str, Subject] = {}
         for name, (kind, count, shared) in section.subjects.items():
-            plan = plan_of(section.model, count)
+            plan = (section.plan or plan_of)(section.model, count, settings)
             if kind == "split":
                 running[name] = stack.enter_context(shards(patched.worker, path, plan, settings, shared=shared))
             elif kind == "ray":
@@ -354,8 +374,9 @@ class Wanted:
 def wanted(sections: Sequence[Section]) -> list[Wanted]:
     """What is wanted of the sections that were run. Each ratio is one of medians."""
     found: list[Wanted] = []
+    told = {"shards": _wanted_shards, "flight": _wanted_flight, "streams": _wanted_streams, "wide": _wanted_wide}
     for section in sections:
-        {"shards": _wanted_shards, "flight": _wanted_flight, "wide": _wanted_wide}[section.name](section, found)
+        told[section.name](section, found)
     return found
 
 
@@ -381,21 +402,23 @@ def _wanted_shards(section: Section, found: list[Wanted]) -> None:
 
 
 def _wanted_flight(section: Section, found: list[Wanted]) -> None:
-    for prefix, least in (("prefill", 1.8), ("decode 4", 1.7)):
-        alone = [entry for entry in section.entries if entry.name == UNSPLIT and entry.work.name.startswith(prefix)]
-        best = max(alone, key=lambda entry: entry.speed)
-        for work in section.works:
-            ours = section.speed("2 shards", work.name)
-            if not work.name.startswith(prefix) or ours is None:
-                continue
-            what = f"{work.name}, 2 shards of one thread / unsplit"
-            _ratio(found, f"{what} likewise", ours, section.speed(UNSPLIT, work.name), least)
-            if prefix == "prefill":
-                _ratio(found, f"{what} at its best ({best.work.size} at once)", ours, best.speed, least)
-            else:
-                _ratio(found, f"{what}, all 4 in one batch", ours, section.speed(UNSPLIT, "decode 4"), least)
-    three, one = section.speed("3 shards", "decode 1"), section.speed(UNSPLIT, "decode 1")
-    _ratio(found, "decode of one sequence, 3 shards of one thread / unsplit", three, one, 0.97)
+    alone = [entry for entry in section.entries if entry.name == UNSPLIT]
+    best = max(alone, key=lambda entry: entry.speed)
+    for work in section.works:
+        what = f"{work.name}, 2 shards of one thread / unsplit"
+        ours = section.speed("2 shards", work.name)
+        _ratio(found, f"{what} likewise", ours, section.speed(UNSPLIT, work.name), 1.8)
+        _ratio(found, f"{what} at its best ({best.work.size} at once)", ours, best.speed, 1.8)
+
+
+def _wanted_streams(section: Section, found: list[Wanted]) -> None:
+    for work in section.works:
+        what = f"{work.name}, 2 shards of one thread / unsplit"
+        ours = section.speed("2 shards", work.name)
+        _ratio(found, f"{what} likewise", ours, section.speed(UNSPLIT, work.name), 1.7)
+        _ratio(found, f"{what}, all 4 in one batch", ours, section.speed(UNSPLIT, "decode 4"), 1.7)
+    ours, alone = section.speed("3 shards", "decode 1"), section.speed(UNSPLIT, "decode 1")
+    _ratio(found, "decode of one sequence, 3 shards of one thread / unsplit", ours, alone, 0.97)
 
 
 def _wanted_wide(section: Section, found: list[Wanted]) -> None:
@@ -480,6 +503,13 @@ def result(sections: Sequence[Section], quick: bool, patched: NativeBuild, rpc: 
                     "n_layer": section.model.n_layer,
                 },
                 "threads": section.settings.threads,
+                "cuts": {
+                    name: [
+                        start
+                        for start, _ in list((section.plan or plan_of)(section.model, count, section.settings))[1:]
+                    ]
+                    for name, (_, count, _) in section.subjects.items()
+                },
                 **section.facts,
                 "entries": [row(section, entry) for entry in section.entries],
                 "growth": growth(section),
@@ -600,12 +630,11 @@ def draw_speed(sections: Sequence[Section], path: Path) -> None:
     for section in sections:
         for prefix in ("prefill", "decode"):
             works = [work for work in section.works if work.name.startswith(prefix)]
-            if section.name == "flight":
-                how = _bars
-                works = [work for work in works if work.sequences == works[0].sequences]
-            else:
-                how = _lines
-            panels.append(partial(how, section=section, works=works))
+            how = _lines
+            if section.name in ("flight", "streams"):
+                how, works = _bars, [work for work in works if work.sequences == works[0].sequences]
+            if works:
+                panels.append(partial(how, section=section, works=works))
         if section.name == "shards":
             panels.append(partial(_growth, section=section))
     lines = -(-len(panels) // 2)
@@ -721,7 +750,7 @@ def draw_hops(sections: Sequence[Section], path: Path) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true", help="one short round, without the model of 1 GB")
-    parser.add_argument("--only", choices=("shards", "flight", "wide"), help="one section")
+    parser.add_argument("--only", choices=("shards", "flight", "streams", "wide"), help="one section")
     parser.add_argument("--rounds", type=common.number(1, 1000), metavar="N", help="rounds at most (5, 1 with --quick)")
     parser.add_argument(
         "--minutes",
@@ -768,7 +797,7 @@ def bench(options: argparse.Namespace) -> int:
     sections = []
     if options.only != "wide":
         model = read_model_file(options.model or ensure_model())
-        sections += [section_shards(model, form, threads), section_flight(model, form)]
+        sections += [section_shards(model, form, threads), section_flight(model, form), section_streams(model, form)]
     if options.wide_model is not None or options.only == "wide" or not options.quick:
         sections.append(
             section_wide(read_model_file(options.wide_model or wide_model.ensure_wide_model()), form, threads)
