@@ -85,7 +85,7 @@ def _say(text: str) -> None:
 def pip_install(python: Path, lock: Path) -> list[str]:
     """The command that installs exactly what a file of .requirements/ lists: each file's hash is checked before it is
     unpacked, and none is built here, with tools that nobody has pinned."""
-    command = [str(python), "-m", "pip", "install", "--progress-bar", "off", "--disable-pip-version-check"]
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     return [*command, "--require-hashes", "--only-binary", ":all:", "-r", str(lock)]
 
 
@@ -132,7 +132,7 @@ def environment(checkout: Path, beside: Sequence[str] = ()) -> Path:
             _say("installing boundary-bundle and its dependencies ...")
             _run(pip_install(python, locks["test"]))
             # Its dependencies and what builds it are there: nothing more is looked for.
-            command = [str(python), "-m", "pip", "install", "--progress-bar", "off", "--no-index", "--no-deps"]
+            command = [str(python), "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
             _run([*command, "--no-build-isolation", "-e", str(checkout)])
             complete.touch()
         for marker, listed in added.items():
