@@ -145,9 +145,11 @@ def environment(checkout: Path, beside: Sequence[str] = ()) -> Path:
 
 
 def _run(command: list[str]) -> None:
-    # Standard output is the answer of this program; what pip says goes to standard error.
-    status = subprocess.run(command, stdout=sys.stderr, check=False).returncode
+    # What pip says is of interest when it fails, and standard output is the answer of this program.
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    status = done.returncode
     if status != 0:
+        sys.stderr.write(done.stdout.decode("utf-8", "replace"))
         raise _Refusal(f"{' '.join(command)} ended with status {status}")
 
 
