@@ -335,7 +335,7 @@ void engine::start() {
     greedy_.reset(llama_sampler_init_greedy());
 }
 
-// A sleeping thread takes tens of microseconds to come, so the pool's are called when a batch has come and not when its
+// A sleeping thread takes tens of microseconds to come, so the pool's are called before a batch is read and not when its
 // graph begins; they spin until then, and while the graphs of the batch follow each other.
 engine::awake::awake(engine &engine) : pool_(engine.options_.poll == 0 ? engine.pool_ : nullptr) {
     if (pool_) {

@@ -255,7 +255,7 @@ public:
     virtual void clear();
     virtual void clear(int32_t sequence, int32_t from);
 
-    // While it lives the threads of the pool do not sleep. Made before a batch is looked at, it saves their waking.
+    // While it lives the threads of the pool do not sleep. Made as soon as there is a batch, it saves their waking.
     class awake {
     public:
         explicit awake(engine &engine);

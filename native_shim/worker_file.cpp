@@ -229,8 +229,8 @@ void model_files::check_contents(bool mmap) const {
 void model_files::check_unchanged() const {
     for (const file &f : files_) {
         struct stat now;
-        if (fstat(f.held.get(), &now) != 0 || now.st_size != f.found.st_size || now.st_mtim.tv_sec != f.found.st_mtim.tv_sec ||
-            now.st_mtim.tv_nsec != f.found.st_mtim.tv_nsec) {
+        if (fstat(f.held.get(), &now) != 0 || now.st_size != f.found.st_size ||
+            now.st_mtim.tv_sec != f.found.st_mtim.tv_sec || now.st_mtim.tv_nsec != f.found.st_mtim.tv_nsec) {
             fail(CODE_COMPUTE,
                  "%s was written to after its weights were mapped (it had %lld bytes and has %lld): this worker holds "
                  "the model no longer",

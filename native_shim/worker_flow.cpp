@@ -5,6 +5,7 @@
 
 #include <charconv>
 #include <cinttypes>
+#include <iterator>
 
 namespace worker {
 
@@ -73,8 +74,10 @@ flow_head flow_of(const std::string &bytes) {
             *values[i] = load_le(at + 8 + 8 * i, 8);
         }
         if (load_le(at + 56, 8) != 0) {
-            fail(CODE_ARGUMENT, "the head of a batch over a link holds 0x%016" PRIx64 " for layers %" PRIu32 " to %" PRIu32
-                 " where zeros are reserved", load_le(at + 56, 8), s.layer_start, s.layer_end);
+            fail(CODE_ARGUMENT,
+                 "the head of a batch over a link holds 0x%016" PRIx64 " for layers %" PRIu32 " to %" PRIu32
+                 " where zeros are reserved",
+                 load_le(at + 56, 8), s.layer_start, s.layer_end);
         }
         found.stages.push_back(s);
     }

@@ -530,7 +530,7 @@ void service::check_output_size(byte_view bytes, const bb_bundle &head, const la
     } else {
         const uint64_t stream = n_tokens * (uint64_t)f.n_embd * sizeof(float);
         if (layout.fragment_size == 0 && stream + bytes.size + beside <= max_bundle_) {
-            return; // what crosses beside it came in with this bundle
+            return; // what is counted beside it came in with this bundle
         }
         size = beside;
         add(stream);
@@ -572,6 +572,10 @@ service::reply service::decode(request &r) {
     decode_wishes wishes;
     if (linked) {
         flow = flow_of(r.text);
+        if (flow->stages.size() > (size_t)engine_.facts().layer_start) {
+            fail(CODE_ARGUMENT, "a batch comes from %zu workers before layer %d", flow->stages.size(),
+                 engine_.facts().layer_start);
+        }
         wishes = flow->wishes;
     } else {
         const json object = parse(r.text);

@@ -720,6 +720,7 @@ HEADS = {
     "cut short": flow_head()[:-1],
     "a text": json.dumps({"flow": True, "logits": True, "sample": False}).encode(),
     "half a stage": flow_head(stages=STAGE + STAGE[:-1]),
+    "more workers than layers": flow_head(stages=4 * STAGE),
     "another flag": flow_head(16),
     "the last flag": flow_head(1 << 31),
     "reserved behind the flags": struct.pack("<IIQQQ", 0, 1, 0, 0, 0),
