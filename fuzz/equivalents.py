@@ -94,7 +94,6 @@ _TABLE: Final[tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...]] = (
             "they are"
         ),
         (
-            ("if len(body) < keep", "if False"),
             ("len(body) < keep", "len(body) <= keep"),
             ("len(body) < keep", "len(body) < keep - 1"),
         ),
@@ -121,7 +120,6 @@ _TABLE: Final[tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...]] = (
                 "length & 63 or .. bytes(view[_HEADER + length:pos]) != _ZEROS[length & 63]",
             ),
             ("frame_end + _HEADER > size", "frame_end + _HEADER >= size"),
-            ("fields[11] != 0 [2]", "fields[11] == 0"),
             (
                 "body_end != frame_end and .. bytes(view[body_end:frame_end]) != _ZEROS[length & 63]",
                 "body_end != frame_end or .. bytes(view[body_end:frame_end]) != _ZEROS[length & 63]",
@@ -153,7 +151,6 @@ _TABLE: Final[tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...]] = (
             "they are"
         ),
         (
-            ("if end > self.array.size", "if False"),
             ("end > self.array.size", "end >= self.array.size"),
             ("end > self.array.size", "end > self.array.size + 1"),
         ),
@@ -191,8 +188,6 @@ _TABLE: Final[tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...]] = (
             "they are"
         ),
         (
-            ("if isinstance(self._pending, _Growing)", "if False"),
-            ("if isinstance(self._pending, _Growing) [2]", "if False"),
             ("if engine.need > _STEP", "if False"),
             ("engine.need > _STEP", "engine.need >= _STEP"),
             ("engine.need > _STEP", "engine.need > _STEP + 1"),

@@ -28,8 +28,9 @@ PHRASING = (
     *("fail_rule", "fail_config", "fail_tensor", "fail_attr", "fail_fragment", "no_contract", "bb_prepared_encode"),
     *("bb_prepared_encode_parts", "bb_prepare_encode"),
 )
-#: Seconds of processor time that a mutant may take for all vectors, which sound take less than one, and for the tests.
-PATIENCE, PATIENCE_OF_TESTS = 3, 20
+#: Seconds of processor time that a mutant may take for all vectors, which take less than one when nothing is wrong, and
+#: three with sanitizers, and for the tests.
+PATIENCE, PATIENCE_OF_TESTS = 10, 30
 
 _TOKEN = re.compile(
     r"(?P<skip>\s+|/\*.*?\*/|\#(?:[^\n\\]|\\.|\\\n)*)"

@@ -337,7 +337,8 @@ void engine::start() {
 
 // A sleeping thread takes tens of microseconds to come, so the pool's are called before a batch is read and not when its
 // graph begins; they spin until then, and while the graphs of the batch follow each other.
-engine::awake::awake(engine &engine) : pool_(engine.options_.poll == 0 ? engine.pool_ : nullptr) {
+engine::awake::awake(engine &engine)
+    : pool_(engine.options_.poll == 0 && engine.options_.threads > 1 ? engine.pool_ : nullptr) {
     if (pool_) {
         ggml_threadpool_resume(pool_);
     }

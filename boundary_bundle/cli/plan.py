@@ -31,6 +31,7 @@ from ..shards import (
     tensors_sha256,
 )
 from ..shards.planner import SCHEMA
+from ..shards.worker import REQUEST_TIMEOUT
 from . import common
 from .common import CommandError, print_styled, print_table, shown
 
@@ -150,7 +151,7 @@ def plan(options: argparse.Namespace) -> int:
     if options.measure:
         if family.memory == "none" or family.gives != "logits":
             raise CommandError(f"--measure: a model of {model.architecture} has no decode steps")
-        measured, sizes = _measure(options, model, sizes, settings)
+        measured, sizes = measured_sizes(common.worker_program(options), model, sizes, settings, options.timeout)
         speeds, absolute = [speed * measured for speed in speeds], True
     workers = [Capacity(memory, speed) for memory, speed in zip(memories, speeds, strict=True)]
     stages = partition(sizes, workers, options.allowance)
@@ -199,8 +200,8 @@ def _each(option: str, given: Sequence[Any], count: int) -> list[Any]:
     return list(given) * (count if len(given) == 1 else 1)
 
 
-def _measure(
-    options: argparse.Namespace, model: ModelFile, sizes: ModelSizes, settings: Settings
+def measured_sizes(
+    program: Path, model: ModelFile, sizes: ModelSizes, settings: Settings, timeout: float | None = REQUEST_TIMEOUT
 ) -> tuple[int, ModelSizes]:
     """Bytes of weights a second of this machine, and the sizes with the head's reading at that rate.
 
@@ -208,7 +209,7 @@ def _measure(
     decode steps, the second with as few layers as there may be.
     """
     plan = make_plan(model.n_layer, sizes.cuts[-1:])
-    started = start_workers(common.worker_program(options), model.path, plan, settings, options.timeout)
+    started = start_workers(program, model.path, plan, settings, timeout)
     try:
         # Whatever the tokens are, a step reads the same bytes.
         steps = min(_STEPS, settings.ctx - 1)

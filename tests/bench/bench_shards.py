@@ -8,8 +8,8 @@ shards   SmolLM2 in 1 to 4 shards with all threads, bundles in shared memory; de
          shards, and with bundles in sockets
 flight   SmolLM2 in 2 shards of one thread each, with several micro-batches of a prefill under way at once, against one
          unsplit worker of one thread
-streams  the same with several sequences under way, at the cuts of boundary-bundle plan, since each step of decoding has
-         the head to compute; also one sequence in 3 such shards
+streams  the same with several sequences under way, at the cuts of boundary-bundle plan --measure, since each step of
+         decoding has the head to compute; also one sequence in 3 such shards
 wide     a model of 1 GB with random weights, 4096 wide (wide_model.py), where hops carry 16 KB a token; also in 2
          shards in actors of Ray
 
@@ -44,10 +44,12 @@ from picture import INK, OURS, PEER, YARDSTICK, pyplot, save
 from shard_subjects import Loop, Outcome, Shards, Subject, SubjectError, Work, loop, ray_shards, shards
 
 from boundary_bundle.cli import common
+from boundary_bundle.cli.plan import measured_sizes
 from boundary_bundle.native import NativeBuild, NativeError, build, ensure_model
 from boundary_bundle.shards import (
     Capacity,
     ModelFile,
+    ModelSizes,
     PipelineError,
     Plan,
     PlanError,
@@ -69,6 +71,8 @@ _CELLS: Final = 256
 _HOP_PARTS: Final = ("encode_us", "transfer_us", "decode_us", "wait_us")
 #: The load average of a machine that does nothing else, at most.
 _IDLE: Final = 0.3
+#: Measured once, so that all of a section have the same cuts.
+_MEASURED: dict[tuple[Path, Settings], ModelSizes] = {}
 #: What is drawn into the folder of plots.
 PICTURES: Final = ("speed.svg", "hops.svg")
 
@@ -76,7 +80,7 @@ PICTURES: Final = ("speed.svg", "hops.svg")
 @dataclass(frozen=True)
 class Form:
     """How much is measured: the whole of it, or a quick look that says whether it can be. ``steps`` are those of one
-    sequence; several at once make fewer, which take about as long."""
+    sequence, in so many ``turns``; several at once make fewer, which take about as long."""
 
     rounds: int
     least_rounds: int
@@ -89,10 +93,11 @@ class Form:
     micro_batches: tuple[int, ...]
     wide_prefills: tuple[int, ...]
     wide_steps: int
+    turns: int
 
 
-FULL: Final = Form(5, LEAST_ROUNDS, 64, 32, (32, 128, 512), (1, 2, 4, 8), 4, 8, (16, 32, 64), (32, 128), 16)
-QUICK: Final = Form(1, 1, 4, 8, (32, 64), (1, 2), 3, 4, (16, 32), (32,), 2)
+FULL: Final = Form(5, LEAST_ROUNDS, 64, 32, (32, 128, 512), (1, 2, 4, 8), 4, 8, (16, 32, 64), (32, 128), 16, 4)
+QUICK: Final = Form(1, 1, 4, 8, (32, 64), (1, 2), 3, 4, (16, 32), (32,), 2, 1)
 
 
 @dataclass
@@ -185,9 +190,13 @@ def plan_of(model: ModelFile, count: int, settings: Settings) -> Plan:
 
 
 def planned(model: ModelFile, count: int, settings: Settings) -> Plan:
-    """``count`` ranges that take as long as each other, by what a token reads of each."""
-    sizes = model_sizes(model, model_tensors(model), common.family_of(model), settings)
-    return make_plan(model.n_layer, [one.layers[0] for one in partition(sizes, [Capacity()] * count)[1:]])
+    """``count`` ranges that take as long as each other, as boundary-bundle plan --measure finds them here."""
+    family = common.family_of(model)
+    if (model.path, settings) not in _MEASURED:
+        sizes = model_sizes(model, model_tensors(model), family, settings)
+        _MEASURED[model.path, settings] = measured_sizes(build("patched").worker, model, sizes, settings)[1]
+    stages = partition(_MEASURED[model.path, settings], [Capacity()] * count)
+    return make_plan(model.n_layer, [one.layers[0] for one in stages[1:]])
 
 
 def settings_for(works: Sequence[Work], threads: int) -> Settings:
@@ -198,15 +207,20 @@ def settings_for(works: Sequence[Work], threads: int) -> Settings:
     return Settings(threads=threads, ctx=sequences * each, batch=batch, ubatch=batch, seqs=sequences)
 
 
-def decoding(form: Form, sequences: int, size: int, steps: int) -> Work:
+def decoding(form: Form, sequences: int, size: int, steps: int, turns: int = 1) -> Work:
     groups = "" if size == sequences else f" by {size}"
     each = max(2, steps // min(sequences, 4))
-    return Work(f"decode {sequences}{groups}", form.prompt, size, sequences, each)
+    return Work(f"decode {sequences}{groups}", form.prompt, size, sequences, max(2, each // turns), turns)
+
+
+def turns_of(form: Form, sequences: int) -> int:
+    """Where a few percent are of interest all take turns more often than the machine changes its pace."""
+    return form.turns if sequences == 1 else 1
 
 
 def section_shards(model: ModelFile, form: Form, threads: int) -> Section:
     works = [Work(f"prefill {tokens}", tokens, tokens) for tokens in form.prefills]
-    works += [decoding(form, count, count, form.steps) for count in form.sequences]
+    works += [decoding(form, count, count, form.steps, turns_of(form, count)) for count in form.sequences]
     subjects: dict[str, tuple[str, int, bool]] = {}
     only: dict[str, set[str]] = {}
     alone = {"decode 1"}
@@ -235,7 +249,9 @@ def section_flight(model: ModelFile, form: Form) -> Section:
 
 
 def section_streams(model: ModelFile, form: Form) -> Section:
-    works = [decoding(form, 4, size, form.steps) for size in (1, 2, 4)] + [decoding(form, 1, 1, form.steps)]
+    works = [decoding(form, 4, size, form.steps) for size in (1, 2, 4)] + [
+        decoding(form, 1, 1, form.steps, turns_of(form, 1))
+    ]
     subjects = {UNSPLIT: ("split", 1, True), "2 shards": ("split", 2, True), "3 shards": ("split", 3, True)}
     subjects[rpc_name(2)] = ("rpc", 2, True)
     only = {
@@ -314,7 +330,7 @@ def measure(section: Section, prompts: list[list[int]], form: Form, until: float
             for work in section.works:
                 given = [prompt[: work.tokens] for prompt in prompts[: work.sequences]]
                 entries = [entry for entry in section.entries if entry.work is work]
-                for place in range(len(entries)):
+                for place in range(work.turns * len(entries)):
                     entry = entries[(place + turn) % len(entries)]
                     entry.take(entry.subject.run(work, given))
         return form.rounds

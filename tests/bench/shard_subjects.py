@@ -43,7 +43,8 @@ class SubjectError(Exception):
 @dataclass(frozen=True)
 class Work:
     """A prefill of ``tokens`` tokens in batches of ``size`` (``steps`` 0), or decoding ``steps`` tokens of each of
-    ``sequences`` sequences, one of each of ``size`` sequences in a batch, after prefills that do not count.
+    ``sequences`` sequences, one of each of ``size`` sequences in a batch, after prefills that do not count. A
+    round has ``turns`` of it.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Work:
     size: int
     sequences: int = 1
     steps: int = 0
+    turns: int = 1
 
     @property
     def counted(self) -> int:
