@@ -603,10 +603,11 @@ def show(sections: Sequence[Section]) -> None:
 
 
 def hop_rows(sections: Sequence[Section]) -> Iterator[tuple[Section, Entry, dict[str, float]]]:
-    """Every entry that has hops, and of those the one that took longest."""
+    """Every entry that tells of its hops, and of those the one that took longest. Through Ray the transfer, which is
+    most of one, is not told."""
     for section in sections:
         for entry in section.entries:
-            hops = entry.hop_times()
+            hops = entry.hop_times() if entry.subject.kind == "split" else []
             if hops:
                 yield section, entry, max(hops, key=lambda hop: hop["hop_us"])
 
@@ -706,7 +707,8 @@ def _bars(axis: Any, section: Section, works: Sequence[Work]) -> None:
 
 
 def _titled(axis: Any, section: Section, what: str) -> None:
-    axis.set_title(f"{what}: {section.title}", fontsize=8, loc="left", fontweight="bold")
+    title = "\n".join(textwrap.wrap(f"{what}: {section.title}", 70))
+    axis.set_title(title, fontsize=8, loc="left", fontweight="bold")
     axis.set_ylabel("tokens per second", fontsize=8)
     axis.legend(fontsize=7, frameon=False)
 
