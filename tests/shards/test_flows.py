@@ -668,7 +668,7 @@ def test_a_stranger_can_be_the_neighbour(pair: list[LocalWorker], oracle: Pipeli
     expected = logits_of(oracle, [batch])[0]
     bundle = output_of(pair[0], batch)
     neighbour = Neighbour(pair[1], shared)
-    text = flow_head(LOGITS)
+    text = flow_head(BIG_ENDIAN | NO_CHECKSUMS | LOGITS | NO_SAMPLE, 64)
     header = protocol.HEADER.pack(b"BBWP", Type.DECODE, 0, FLOWS + 7, len(text), 0, len(bundle))
     pending = pair[1].expect(FLOWS + 7, "decode")
     if shared:
@@ -679,7 +679,10 @@ def test_a_stranger_can_be_the_neighbour(pair: list[LocalWorker], oracle: Pipeli
     else:
         neighbour.end.sendall(header + text + bundle)
     reply = pending.result(20.0)
-    assert_same_bits([np.array(decode(reply.bundle)["logits"])], [expected])
+    answer = decode(reply.bundle)
+    assert_same_bits([np.array(answer["logits"], np.float32)], [expected])
+    assert (answer.checksums, answer.fragment_size, answer.tensor("logits").byte_order) == (False, 64, "big")
+    assert "sampled" not in reply.text
     assert [stage["layer_start"] for stage in reply.text["stages"]] == [3]
     if shared:
         assert neighbour.ring is not None
