@@ -157,6 +157,7 @@ void shared_ring::stay() {
 // Waking takes longer than writing a small message. It is worth nothing on the processor that the writer needs.
 void shared_ring::announce() {
     const uint32_t here = this_processor();
+    // cppcheck-suppress[knownConditionTrueFalse] it is another one on Linux
     if (here != 0 && head_->filled.waiting != 0 && head_->reads_on != here) {
         head_->coming = here;
         head_->filled.ring();
@@ -165,6 +166,7 @@ void shared_ring::announce() {
 
 bool shared_ring::await(uint32_t heard) {
     const uint32_t writer = head_->coming;
+    // cppcheck-suppress[knownConditionTrueFalse] it may be on Linux
     if (writer == 0 || writer == this_processor()) {
         return false;
     }

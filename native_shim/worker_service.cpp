@@ -124,8 +124,8 @@ bool service::answer(request &r) {
     bool done = false;
     try {
         reply reply = handle(r);
-        if (reply.to_next) {
-            pass_on(r.id, reply);
+        if (reply.flow && reply.to_next) {
+            pass_on(r.id, *reply.flow, reply.bundle);
         } else {
             std::string text = text_of(reply.text);
             if (reply.flow) {
@@ -397,27 +397,27 @@ flow_head::stage service::arrived(const flow_head &flow, const request &r) const
 }
 
 // The bundle of the last batch, to the next worker.
-void service::pass_on(uint64_t id, reply &reply) {
+void service::pass_on(uint64_t id, flow_head &flow, byte_view bundle) {
     const link_end &next = *links_.next();
-    reply.flow->sent_us = now_us();
-    const std::string text = reply.flow->bytes();
+    flow.sent_us = now_us();
+    const std::string text = flow.bytes();
     bool taken = false;
     if (next.ring) {
-        const uint64_t at = bundle_in_ring(text.size()), bytes = at + reply.bundle.size;
+        const uint64_t at = bundle_in_ring(text.size()), bytes = at + bundle.size;
         if (bytes > next.ring->capacity()) {
             fail(CODE_LIMIT, "a message of %" PRIu64 " bytes does not fit in the %" PRIu64 " of the link's memory", bytes,
                  next.ring->capacity());
         }
         const auto until = std::chrono::steady_clock::now() + next.peer->limits().of(bytes);
         if (uint8_t *room = next.ring->reserve(bytes, until, [&] { return next.peer->connected(); })) {
-            write_header(room, TYPE_DECODE, id, text.size(), reply.bundle.size);
+            write_header(room, TYPE_DECODE, id, text.size(), bundle.size);
             std::copy(text.begin(), text.end(), room + HEADER_BYTES);
-            memcpy(room + at, reply.bundle.data, reply.bundle.size);
+            memcpy(room + at, bundle.data, bundle.size);
             next.ring->written();
             taken = true;
         }
     } else {
-        taken = next.peer->send(TYPE_DECODE, id, text, reply.bundle.data, reply.bundle.size);
+        taken = next.peer->send(TYPE_DECODE, id, text, bundle.data, bundle.size);
     }
     if (!taken) {
         links_.close(true);

@@ -36,7 +36,7 @@ private:
 
     const std::shared_ptr<connection> &hearer(const request &r);
     static std::string text_of(const json &object);
-    void pass_on(uint64_t id, reply &reply);
+    void pass_on(uint64_t id, flow_head &flow, byte_view bundle);
 
     reply handle(request &r);
     reply hello(const request &r);
