@@ -255,15 +255,7 @@ def build_c(tools: Tools, names: Sequence[str], codec: Path = SHIM / "boundary_b
 #: but its main file. The rest is the library of the cache; what is linked here goes before its own.
 INSTRUMENTED = {
     "boundary": (),
-    "worker": ("worker_service.cpp", "worker_sessions.cpp", "worker_links.cpp", "worker_flow.cpp")
-    + (
-        "worker_ring.cpp",
-        "worker_json.cpp",
-        "worker_protocol.cpp",
-        "worker_engine.cpp",
-        "worker_file.cpp",
-        "worker_range.cpp",
-    ),
+    "worker": tuple(path.name for path in sorted(SHIM.glob("worker_*.cpp"))),
 }
 IN_THE_LIBRARY = ("llama-boundary.cpp", "llama-boundary-arch.cpp", "llama-session.cpp", "llama-session-memory.cpp")
 

@@ -331,6 +331,7 @@ void engine::start() {
         ggml_threadpool_pause(pool_);
     }
     llama_attach_threadpool(ctx_, pool_, pool_);
+    llama_set_abort_callback(ctx_, on_node, this); // called after each node of a graph
 
     greedy_.reset(llama_sampler_init_greedy());
 }
@@ -348,6 +349,24 @@ engine::awake::~awake() {
     if (pool_) {
         ggml_threadpool_pause(pool_);
     }
+}
+
+void engine::when_nearly_over(std::function<void()> what) {
+    nearly_over_ = std::move(what);
+    nodes_ = 0;
+}
+
+bool engine::on_node(void *engine) {
+    auto &self = *(worker::engine *)engine;
+    if (++self.nodes_ == self.nearly_at_ && self.nearly_over_) {
+        self.nearly_over_();
+    }
+    return false; // go on
+}
+
+void engine::has_computed(uint64_t us) {
+    const auto left = (uint64_t)NEARLY_OVER.count();
+    nearly_at_ = nodes_ - (us > left ? nodes_ * left / us : nodes_);
 }
 
 engine::~engine() {

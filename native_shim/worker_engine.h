@@ -13,8 +13,10 @@
 #include "worker_file.h"
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -237,6 +239,9 @@ public:
 
     // Runs one batch, under sessions if the bundle has a session table. After a failure the state is what it was before.
     virtual timings decode(byte_view bytes, bool under_sessions) = 0;
+    // Said while a decode computes, when about so long of it is left, going by the one before; it must not throw.
+    static constexpr std::chrono::microseconds NEARLY_OVER{80};
+    void when_nearly_over(std::function<void()> what);
     // What the last batch left at the end of the range; valid until the next call.
     virtual byte_view output(const layout &layout) = 0;
     // Batch indices of the tokens that the last batch selected, ascending.
@@ -289,6 +294,7 @@ protected:
     explicit engine(const engine_options &options); // of files that the library can be given
     void start();                                   // makes the context of model_ and its threads
     void forget_if_empty();                         // when no sequence holds a position: the bytes of the cells too
+    void has_computed(uint64_t us);                 // what a decode took, once it is over
 
     engine_options options_;
     model_files files_;
@@ -298,7 +304,10 @@ protected:
 
 private:
     void check_head_size(const char *option, ggml_type type, const char *key) const;
+    static bool on_node(void *engine); // one more is computed
 
+    std::function<void()> nearly_over_;
+    uint64_t nodes_ = 0, nearly_at_ = 0; // computed in this decode; after how many it is nearly over
     ggml_threadpool_t pool_ = nullptr;
     void (*pool_free_)(ggml_threadpool_t) = nullptr;
     struct free_sampler {

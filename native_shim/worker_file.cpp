@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "worker_file.h"
 
+#include "worker_bytes.h"
 #include "worker_engine.h"
 
 #include "gguf.h"
@@ -47,15 +48,6 @@ struct gguf_deleter {
     void operator()(gguf_context *gguf) const { gguf_free(gguf); }
 };
 
-// Of a number in the file's first bytes, little-endian as everything in a GGUF file that the library reads.
-uint64_t number_at(const uint8_t *bytes, int size) {
-    uint64_t value = 0;
-    for (int i = size - 1; i >= 0; i--) {
-        value = value << 8 | bytes[i];
-    }
-    return value;
-}
-
 descriptor check_start(const std::string &path, struct stat &info) {
     // a FIFO would wait for its other end, a device might act
     descriptor held(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
@@ -72,14 +64,14 @@ descriptor check_start(const std::string &path, struct stat &info) {
         fail(CODE_LOAD, "%s is not a GGUF file: it has %lld bytes and begins with %02x %02x %02x %02x, not with GGUF",
              path.c_str(), (long long)info.st_size, head[0], head[1], head[2], head[3]);
     }
-    const uint64_t version = number_at(head + 4, 4);
+    const uint64_t version = load_le(head + 4, 4);
     if (version < 2 || version > 3) {
         return held; // the library's to say
     }
     const struct {
         const char *what;
         uint64_t count;
-    } counts[] = {{"tensors", number_at(head + 8, 8)}, {"entries of metadata", number_at(head + 16, 8)}};
+    } counts[] = {{"tensors", load_le(head + 8, 8)}, {"entries of metadata", load_le(head + 16, 8)}};
     for (const auto &declared : counts) {
         if (declared.count > MAX_ENTRIES) {
             fail(CODE_LOAD, "%s (%lld bytes) declares %" PRIu64 " %s, and %" PRIu64 " are possible", path.c_str(),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "worker_flow.h"
 
-#include "worker_protocol.h"
+#include "worker_bytes.h"
 
 #include <charconv>
 #include <cinttypes>

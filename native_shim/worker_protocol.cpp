@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "worker_protocol.h"
 
+#include "worker_bytes.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <cinttypes>
@@ -29,20 +31,6 @@ namespace {
 const uint8_t magic[4] = {'B', 'B', 'W', 'P'};
 
 } // namespace
-
-uint64_t load_le(const uint8_t *p, int bytes) {
-    uint64_t value = 0;
-    for (int i = 0; i < bytes; i++) {
-        value |= (uint64_t)p[i] << (8 * i);
-    }
-    return value;
-}
-
-void store_le(uint8_t *p, int bytes, uint64_t value) {
-    for (int i = 0; i < bytes; i++) {
-        p[i] = (uint8_t)(value >> (8 * i));
-    }
-}
 
 //
 // connection

@@ -159,9 +159,6 @@ private:
     std::shared_ptr<connection> ring_from_;
 };
 
-uint64_t load_le(const uint8_t *p, int bytes);
-void store_le(uint8_t *p, int bytes, uint64_t value);
-
 void write_header(uint8_t *header, uint16_t type, uint64_t request, size_t text_size, size_t bundle_size);
 // Where the bundle of a message lies in a ring, behind the beginning of the message.
 uint64_t bundle_in_ring(uint64_t text_size);

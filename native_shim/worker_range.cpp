@@ -228,6 +228,7 @@ public:
         }
         auto times = boundary_struct<llama_boundary_timings>();
         llama_boundary_get_timings(ctx_, &times);
+        has_computed((uint64_t)times.t_compute_us);
         return {(uint64_t)times.t_decode_us, (uint64_t)times.t_compute_us};
     }
 

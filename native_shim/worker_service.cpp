@@ -49,8 +49,7 @@ static llama_token token_of(const json &token, const char *list) {
 struct service::reply {
     json text = json::object();
     byte_view bundle;
-    std::optional<flow_head> flow; // that it belongs to
-    bool to_next = false;     // no reply, but a request of the next worker
+    std::optional<flow_head> flow; // that it belongs to: before the last worker no reply, but a request of the next one
 };
 
 service::service(engine &engine, const session_options &sessions, uint64_t max_bundle, request_queue &queue,
@@ -124,7 +123,7 @@ bool service::answer(request &r) {
     bool done = false;
     try {
         reply reply = handle(r);
-        if (reply.flow && reply.to_next) {
+        if (reply.flow && !engine_.facts().last()) {
             pass_on(r.id, *reply.flow, reply.bundle);
         } else {
             std::string text = text_of(reply.text);
@@ -194,7 +193,7 @@ service::reply service::handle(request &r) {
                  known_types[r.type], engine_.facts().layer_start, engine_.facts().layer_end, engine_.facts().n_layer);
         }
         return r.type == TYPE_TOKENIZE ? tokenize(r) : detokenize(r);
-    default: return {sessions_.answer(r), {}, std::nullopt, false};
+    default: return {sessions_.answer(r), {}, std::nullopt};
     }
 }
 
@@ -601,6 +600,7 @@ service::reply service::decode(request &r) {
         stage = arrived(*flow, r);
         counters_.flows++;
     }
+    std::optional<engine::awake> awake(std::in_place, engine_);
     const uint8_t nothing = 0; // a bundle of no bytes is cut short like any other, not a bad call
     const byte_view bytes = r.in_ring             ? byte_view{r.in_place.data, r.in_place.size}
                             : r.bundle.empty() ? byte_view{&nothing, 0}
@@ -621,7 +621,7 @@ service::reply service::decode(request &r) {
         counters_.answers_again++;
         counters_.bundle_bytes_in += r.bundle.size();
         counters_.bundle_bytes_out += again->bundle.size();
-        return {again->text, {again->bundle.data(), again->bundle.size()}, std::nullopt, false};
+        return {again->text, {again->bundle.data(), again->bundle.size()}, std::nullopt};
     }
     bb_attr count = {};
     bb_attr_find(&head, BB_KEY_N_TOKENS, &count);
@@ -634,8 +634,9 @@ service::reply service::decode(request &r) {
     timings times;
     try {
         engine_.check_files();
-        const engine::awake awake(engine_);
+        engine_.when_nearly_over(flow && !last ? [this] { links_.announce(); } : std::function<void()>());
         times = engine_.decode(bytes, under_sessions);
+        awake.reset();
         if (flow && !last) {
             links_.announce();
         }
@@ -673,9 +674,8 @@ service::reply service::decode(request &r) {
         stage.bytes = reply.bundle.size;
         flow->stages.push_back(stage);
         reply.flow = std::move(flow);
-        reply.to_next = !last;
     }
-    if (!reply.to_next) {
+    if (!reply.flow || last) {
         reply.text["n_tokens"] = n_tokens;
         reply.text["decode_us"] = times.decode_us;
         reply.text["compute_us"] = compute_us;

@@ -1,7 +1,8 @@
 """Bundles at the boundary of a real shard: what does not belong there is an error code, and changes nothing.
 
 Catches: an assertion that ends the process, a refusal that leaves half a batch in the cache, a code that
-blames the wrong thing, rows in another order than the batch's, and a layout that changes a bit.
+blames the wrong thing, rows in another order than the batch's, a layout that changes a bit, and a shard that
+sees something else in a head which it has seen before.
 """
 
 from __future__ import annotations
@@ -49,11 +50,16 @@ class Boundary:
         for worker in workers:
             worker.clear()
 
-    def restart(self) -> None:
-        """Every shard after the first batch."""
-        for worker, bundle in ((self.first, self.tokens[0]), (self.middle, self.residuals[0]), (self.last, None)):
+    def restart(self, known: bool = False) -> None:
+        """Every shard after the first batch; with ``known`` the last head that each has seen is the second one's."""
+        taken = ((self.first, self.tokens), (self.middle, self.residuals), (self.last, self.outputs))
+        for worker, bundles in taken:
             worker.clear()
-            send(worker, self.outputs[0] if bundle is None else bundle)
+            send(worker, bundles[0])
+            if known:
+                send(worker, bundles[1])
+                for sequence, position in self.batches[1].first_positions().items():
+                    worker.clear(sequence, position)
 
     def check(self, worker: LocalWorker) -> None:
         """The second batch gives the same bits as when no refusal came before it."""
@@ -71,9 +77,9 @@ def shards(patched_build: NativeBuild, tiny: dict[str, Path]) -> Iterator[Bounda
         yield Boundary(pool.workers(patched_build.worker, tiny["untied"], [(0, 2), (2, 4), (4, 6)], SETTINGS))
 
 
-@pytest.fixture
-def at(shards: Boundary) -> Boundary:
-    shards.restart()
+@pytest.fixture(params=[False, True], ids=["new", "known"])
+def at(shards: Boundary, request: pytest.FixtureRequest) -> Boundary:
+    shards.restart(known=request.param)
     return shards
 
 
@@ -300,3 +306,33 @@ def test_attributes_on_the_way(at: Boundary) -> None:
     assert (found.attributes["layer_start"], found.attributes["layer_end"]) == (2, 4)
     for name in ("architecture", "model_fingerprint", "n_layer", "n_tokens", "n_seqs"):
         assert found.attributes[name] == bundle.attributes[name], name
+
+
+def test_a_head_comes_again(at: Boundary) -> None:
+    """What goes on is the bundle's own, whether its head is that of the bundle before or nearly so."""
+    kept = {0x4321: b"kept"}
+    others = [{}, kept, kept, {0x4321: b"tape"}, {"recipe_fingerprint": bytes(range(32))}, kept, {}, {}]
+    plain = decode(at.outputs[1])
+    for number, (extra, minor) in enumerate(zip(others, [0, 0, 7, 7, 1, 2, 3, 0], strict=True)):
+        for layout in (Layout(), Layout("big", 64 * number)):
+            at.restart(known=bool(number % 2))
+            came = Bundle(at.residuals[1].tensors, {**at.residuals[1].attributes, **extra}, number=number, minor=minor)
+            wish = {"byte_order": layout.byte_order, "fragment_size": layout.fragment_size}
+            expected = Bundle(plain.tensors, {**plain.attributes, **extra}, number=number)
+            expected.minor = minor if 0x4321 in extra else 0
+            assert send(at.middle, relaid(came, layout), **wish) == encode(relaid(expected, layout))
+
+
+def test_a_head_comes_again_with_other_payloads(at: Boundary) -> None:
+    """A known head says nothing of the payloads behind it: each of their checks is made anew."""
+    good, again = at.residuals[1], at.residuals[1]
+    foreign = retyped(again, "seq_offsets", np.array([0, 2, 1, 3], np.uint32), None)
+    positions = retyped(again, "positions", again["positions"] + 1, 0)
+    damaged = bytearray(encode(good))
+    damaged[damaged.index(good["residual"].tobytes()) + 5] ^= 1
+    for _ in range(2):
+        assert refused(at.middle, foreign, CONTRACT).message
+        assert refused(at.middle, positions, POSITION).message
+        assert refused(at.middle, bytes(damaged), BUNDLE).details["bundle_error"] == "body_crc"
+        at.check(at.middle)
+        at.restart(known=True)

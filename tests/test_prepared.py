@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,6 +29,8 @@ from boundary_bundle import (
     encode,
     encode_parts,
 )
+from boundary_bundle.shards import Batch, Description, Layout
+from boundary_bundle.shards.batch import BatchEncoder
 from boundary_bundle.testing import bundles, damaged, frames
 
 QUICK = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -409,3 +412,26 @@ def test_parts_alternate() -> None:
     assert len(parts) == 2 * 3 + 1
     assert all(isinstance(part, bytes) for part in parts[::2])
     assert [len(part) for part in parts[1::2]] == [64, 64, 32]
+
+
+LAYOUTS = st.builds(Layout, st.sampled_from(["little", "big"]), st.sampled_from([0, 64, 256]), st.booleans())
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    rows = draw(st.lists(st.lists(st.integers(0, 3), max_size=3, unique=True), max_size=4))
+    tokens, positions = ([draw(st.integers(0, 2**31 - 1)) for _ in rows] for _ in range(2))
+    return Batch(tokens, positions, rows, [draw(st.booleans()) for _ in rows])
+
+
+@QUICK
+@given(LAYOUTS, st.lists(st.tuples(batches(), st.integers(0, 2**64 - 1)), min_size=1, max_size=8), st.booleans())
+def test_token_requests(layout: Layout, drawn: list[tuple[Batch, int]], named: bool) -> None:
+    """A request of a driver that is not what its batch says, or is that of the batch before."""
+    told = SimpleNamespace(
+        architecture="llama", n_layer=30, fingerprint=bytes(range(32)) if named else None, recipe=None
+    )
+    model = cast(Description, told)
+    encoder = BatchEncoder(model, layout)
+    for batch, number in drawn * 2:
+        assert encoder.encode(batch, number) == encode(batch.bundle(model, layout, number))

@@ -12,8 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from ..encoder import encode
-from .batch import Batch, Layout
+from .batch import Batch, BatchEncoder, Layout
 from .pipeline import HopTime, Pipeline, PipelineError, ShardTime, Step
 from .protocol import FLOWS, MINOR_FLOWS, Type
 from .worker import CLOSE_GRACE, LocalWorker, Reply, WorkerError, _Pending
@@ -111,6 +110,7 @@ class FlowPipeline(Pipeline):
             raise PipelineError(f"{in_flight} batches cannot be under way, 1 to {_MOST} can")
         self.local = list(workers)
         self.layout = Layout(checksums=checksums)
+        self._encoder = BatchEncoder(self.model, self.layout)
         self.in_flight = in_flight or min(_MOST, _EACH * len(self.local))
         self._flows: list[Flow] = []
         #: What is to be taken back before the next one.
@@ -141,7 +141,7 @@ class FlowPipeline(Pipeline):
         while len(self._flows) >= self.in_flight:
             self._wait()
         flow = Flow(self, next(_numbers), batch, logits)
-        data = encode(batch.bundle(self.model, self.layout, number=self._steps))
+        data = self._encoder.encode(batch, self._steps)
         self._steps += 1
         wish: dict[str, Any] = {"flow": True, "checksums": self.layout.checksums, "logits": logits, "sample": sample}
         try:

@@ -79,8 +79,8 @@ PICTURES: Final = ("speed.svg", "hops.svg")
 
 @dataclass(frozen=True)
 class Form:
-    """How much is measured: the whole of it, or a quick look that says whether it can be. ``steps`` are those of one
-    sequence, in so many ``turns``; several at once make fewer, which take about as long."""
+    """How much is measured: the whole of it, or a quick look that says whether it can be. ``steps`` are those of a turn
+    with one sequence, of which a round has so many ``turns``; several at once make fewer, which take about as long."""
 
     rounds: int
     least_rounds: int
@@ -96,7 +96,7 @@ class Form:
     turns: int
 
 
-FULL: Final = Form(5, LEAST_ROUNDS, 64, 32, (32, 128, 512), (1, 2, 4, 8), 4, 8, (16, 32, 64), (32, 128), 16, 4)
+FULL: Final = Form(5, LEAST_ROUNDS, 64, 32, (32, 128, 512), (1, 2, 4, 8), 4, 8, (16, 32, 64), (32, 128), 16, 2)
 QUICK: Final = Form(1, 1, 4, 8, (32, 64), (1, 2), 3, 4, (16, 32), (32,), 2, 1)
 
 
@@ -157,7 +157,7 @@ class Section:
     works: list[Work]
     subjects: dict[str, tuple[str, int, bool]]
     only: dict[str, set[str]]
-    plan: Callable[[ModelFile, int, Settings], Plan] | None = None  # its cuts; None: plan_of
+    plan: Callable[[ModelFile, int, Settings], Plan]  # whose cuts are where
     entries: list[Entry] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -210,11 +210,11 @@ def settings_for(works: Sequence[Work], threads: int) -> Settings:
 def decoding(form: Form, sequences: int, size: int, steps: int, turns: int = 1) -> Work:
     groups = "" if size == sequences else f" by {size}"
     each = max(2, steps // min(sequences, 4))
-    return Work(f"decode {sequences}{groups}", form.prompt, size, sequences, max(2, each // turns), turns)
+    return Work(f"decode {sequences}{groups}", form.prompt, size, sequences, each, turns)
 
 
 def turns_of(form: Form, sequences: int) -> int:
-    """Where a few percent are of interest all take turns more often than the machine changes its pace."""
+    """Where a few percent are of interest, all take turns more often."""
     return form.turns if sequences == 1 else 1
 
 
@@ -233,7 +233,7 @@ def section_shards(model: ModelFile, form: Form, threads: int) -> Section:
     subjects[LOOP] = ("loop", 1, True)
     subjects |= {rpc_name(count): ("rpc", count, True) for count in range(1, form.most_shards + 1)}
     title = f"{model.path.name} with {common.counted(threads, 'thread')}, one batch at a time"
-    return Section("shards", title, model, settings_for(works, threads), works, subjects, only)
+    return Section("shards", title, model, settings_for(works, threads), works, subjects, only, plan_of)
 
 
 def section_flight(model: ModelFile, form: Form) -> Section:
@@ -245,7 +245,7 @@ def section_flight(model: ModelFile, form: Form) -> Section:
     largest = f"prefill {tokens} by {form.micro_batches[-1]}"
     only = {"2 shards": overlapping, rpc_name(2): {largest, works[-1].name}}
     title = f"{model.path.name} with one thread a worker, micro-batches in flight"
-    return Section("flight", title, model, settings_for(works, 1), works, subjects, only)
+    return Section("flight", title, model, settings_for(works, 1), works, subjects, only, plan_of)
 
 
 def section_streams(model: ModelFile, form: Form) -> Section:
@@ -269,7 +269,7 @@ def section_wide(model: ModelFile, form: Form, threads: int) -> Section:
     subjects = {shards_name(count): ("split", count, True) for count in (1, 2, 3)}
     subjects |= {ray_name(2): ("ray", 2, False), LOOP: ("loop", 1, True), rpc_name(2): ("rpc", 2, True)}
     title = f"{model.path.name} with {common.counted(threads, 'thread')}, one batch at a time"
-    return Section("wide", title, model, settings_for(works, threads), works, subjects, {})
+    return Section("wide", title, model, settings_for(works, threads), works, subjects, {}, plan_of)
 
 
 # -- measuring
@@ -286,7 +286,7 @@ def started(section: Section, patched: NativeBuild, rpc: NativeBuild) -> Iterato
     with contextlib.ExitStack() as stack:
         running: dict[str, Subject] = {}
         for name, (kind, count, shared) in section.subjects.items():
-            plan = (section.plan or plan_of)(section.model, count, settings)
+            plan = section.plan(section.model, count, settings)
             if kind == "split":
                 running[name] = stack.enter_context(shards(patched.worker, path, plan, settings, shared=shared))
             elif kind == "ray":
@@ -401,16 +401,20 @@ def _ratio(found: list[Wanted], what: str, ours: float | None, theirs: float | N
         found.append(Wanted(what, ours / theirs, least))
 
 
+def _hop(found: list[Wanted], section: Section, name: str, how: str, most: float) -> None:
+    entry = section.entry(name, "decode 1")
+    if entry is not None:
+        worst = max(hop["hop_us"] for hop in entry.hop_times())
+        what = f"a hop of one token of {section.facts['n_embd']} floats over {how}"
+        found.append(Wanted(what, worst, most=most, unit="us"))
+
+
 def _wanted_shards(section: Section, found: list[Wanted]) -> None:
     ours = section.speed("3 shards", "decode 1")
     for other, least in ((UNSPLIT, 0.97), (LOOP, 0.97), (rpc_name(3), 2.0)):
         _ratio(found, f"decode of one sequence, 3 shards / {other}", ours, section.speed(other, "decode 1"), least)
-    for name, how, most in (("3 shards", "shared memory", 30.0), ("3 shards, sockets", "the socket", 150.0)):
-        entry = section.entry(name, "decode 1")
-        if entry is not None:
-            worst = max(hop["hop_us"] for hop in entry.hop_times())
-            values = section.facts["n_embd"]
-            found.append(Wanted(f"a hop of one token of {values} floats over {how}", worst, most=most, unit="us"))
+    _hop(found, section, "3 shards", "shared memory", 30.0)
+    _hop(found, section, "3 shards, sockets", "the socket", 150.0)
     added = growth(section)
     if len(added) > 1:
         each = [row["added_each_us"] for row in added[1:]]
@@ -435,6 +439,7 @@ def _wanted_streams(section: Section, found: list[Wanted]) -> None:
         _ratio(found, f"{what}, all 4 in one batch", ours, section.speed(UNSPLIT, "decode 4"), 1.7)
     ours, alone = section.speed("3 shards", "decode 1"), section.speed(UNSPLIT, "decode 1")
     _ratio(found, "decode of one sequence, 3 shards of one thread / unsplit", ours, alone, 0.97)
+    _hop(found, section, "3 shards", "shared memory, shards of one thread", 30.0)
 
 
 def _wanted_wide(section: Section, found: list[Wanted]) -> None:
@@ -520,10 +525,7 @@ def result(sections: Sequence[Section], quick: bool, patched: NativeBuild, rpc: 
                 },
                 "threads": section.settings.threads,
                 "cuts": {
-                    name: [
-                        start
-                        for start, _ in list((section.plan or plan_of)(section.model, count, section.settings))[1:]
-                    ]
+                    name: [start for start, _ in list(section.plan(section.model, count, section.settings))[1:]]
                     for name, (_, count, _) in section.subjects.items()
                 },
                 **section.facts,

@@ -692,7 +692,7 @@ def test_a_stranger_can_be_the_neighbour(pair: list[LocalWorker], oracle: Pipeli
 
 
 def test_wishes_go_along(pair: list[LocalWorker]) -> None:
-    """From the side of the next worker: what was asked for, in the text and in the bundle."""
+    """From the side of the next worker: what was asked for, in the head and in the bundle."""
     end, theirs = socket.socketpair()
     pair[0].link("next", [theirs.fileno()]).result()
     theirs.close()
@@ -774,13 +774,17 @@ class Listener:
         os.close(file)
         struct.pack_into("<I", self.ring, 260, 0 if processor is None else processor + 1)
 
-    def take(self, batch: Batch) -> tuple[int, int, int]:
+    def take(self, batch: Batch, again: bool = False) -> tuple[int, int, int]:
         """Waits, but does not listen, while a batch comes: how often the bell rang, what ``coming`` is then, and the
-        place of the message in the ring. It is given back."""
-        struct.pack_into("<I", self.ring, 132, 1)
+        place of the message in the ring. It is given back. With ``again`` it waits anew as soon as the bell rings."""
         place, rung = struct.unpack_from("<Q", self.ring, 64)[0], struct.unpack_from("<I", self.ring, 128)[0]
         data = encode(batch.bundle(self.worker.describe()))
+        struct.pack_into("<I", self.ring, 132, 1)
         self.worker.send_flow(FLOWS + 3, {"flow": True}, data)
+        if again:
+            while struct.unpack_from("<I", self.ring, 128)[0] == rung:
+                pass  # there is no time to sleep
+            struct.pack_into("<I", self.ring, 132, 1)
         until(lambda: struct.unpack_from("<Q", self.ring, 0)[0] > place, "a message")
         written = struct.unpack_from("<Q", self.ring, 0)[0]
         if self.ring[4096 + place % 65536 :][:4] == bytes(4):
@@ -810,6 +814,24 @@ def test_who_writes_says_so_before(patched_build: NativeBuild, model: Path) -> N
             assert {place % 65536 for _rung, _coming, place in took} == {0}
             listener.close()
             workers[0].clear()
+    finally:
+        close_workers(workers)
+
+
+def test_who_writes_says_so_while_it_computes(patched_build: NativeBuild, model: Path) -> None:
+    """Waking takes longer than writing: said when the batch is computed, it would still be waited for. Who sleeps again
+    at once is told again when it is, so that the bell rings thrice."""
+    processor = sorted(os.sched_getaffinity(0))[0]
+    workers = start_workers(patched_build.worker, model, make_plan(N_LAYER, [3]), SMALL, processors=[[processor]] * 2)
+    try:
+        listener = Listener(workers[0], None)
+        rung = []
+        for _ in range(40):
+            rung.append(listener.take(Batch.of_sequence(range(5, 13), 0), again=True)[0])
+            workers[0].clear()
+        assert set(rung) <= {2, 3}
+        assert 3 in rung  # each time, if nothing else keeps this process from looking
+        listener.close()
     finally:
         close_workers(workers)
 
