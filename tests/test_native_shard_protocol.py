@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import stat
+import statistics
 import struct
 import subprocess
 import sys
@@ -1143,6 +1144,33 @@ def test_an_idle_worker_waits(patched_build: NativeBuild, smollm2: Path) -> None
         before = ticks()
         time.sleep(0.5)
         assert ticks() - before <= 5  # hundredths of a second, of 50 that one spinning thread would take
+    finally:
+        process.close()
+
+
+def test_the_pool_sleeps_as_soon_as_a_batch_is_computed(patched_build: NativeBuild, smollm2: Path) -> None:
+    """Catches a pool whose threads were called for a batch and not sent to sleep again: they spin for some milliseconds
+    each time, just when the next worker computes."""
+    process = Process(patched_build.worker, smollm2, "--range", "0:2", "--threads", "2")
+    try:
+        tasks = Path(f"/proc/{process.pid}/task")
+        if not (tasks / str(process.pid) / "schedstat").exists():
+            pytest.skip("reads the processor time of threads from /proc")
+
+        def taken() -> tuple[int, int]:
+            """Nanoseconds of the computing thread, and of all others."""
+            times = {task.name: int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()}
+            own = times.pop(str(process.pid))
+            return own, sum(times.values())
+
+        spent = []
+        for position in range(30):
+            before = taken()
+            process.peer.expect(DECODE, None, encode(process.batch([1], position)))
+            time.sleep(0.02)
+            spent.append([now - then for now, then in zip(taken(), before, strict=True)])
+        computing, others = (statistics.median(times) for times in zip(*spent, strict=True))
+        assert others < 3 * computing
     finally:
         process.close()
 
