@@ -157,7 +157,7 @@ def test_a_bit_that_differs_is_told(bench_shards: Any) -> None:
             return bench_shards.Outcome(1.0, [self.tokens], table if logits else None)
 
     def section(other: Any) -> Any:
-        found = bench_shards.Section("shards", "", None, Settings(), [work], {}, {})
+        found = bench_shards.Section("shards", "", None, Settings(), [work], {}, {}, bench_shards.plan_of)
         bench_shards.compare(found, {"unsplit": Fake(0, [1, 2]), "2 shards": other}, [[5, 6]])
         bench_shards.measure(found, [[5, 6]], bench_shards.QUICK, 0.0)
         return found
