@@ -13,7 +13,7 @@
 #   make patches-check where the patches apply, what later releases changed, what builds (PATCHES_ARGS="--quick --json")
 #   make bench        the codecs against their peers, side by side (BENCH_ARGS="--plot FILE --json FILE")
 #   make bench-sessions  what the session table costs, and a worker that is killed (BENCH_ARGS="--json FILE")
-#   make bench-shards  a split model against an unsplit one and upstream's RPC backend, in a quarter of an hour
+#   make bench-shards  a split model against an unsplit one and upstream's RPC backend, in twenty minutes
 #                     (BENCH_ARGS="--plots FOLDER --json FILE", "--quick" for a short look)
 #   make fuzz         fuzz both codecs, all targets in TIME seconds (TIME=60, FUZZ_ARGS="--coverage --json FILE")
 #   make fuzz-long    the same for HOURS hours (HOURS=8), with coverage and a dated report in fuzz/reports

@@ -133,6 +133,24 @@ class FlowPipeline(Pipeline):
     def submit(self, batch: Batch, *, logits: bool = False, sample: bool = True) -> Flow:
         """Send one batch on its way, once fewer than ``in_flight`` are. Raises WorkerError, and PipelineError for a
         batch under sessions, which goes by :class:`SessionPipeline`."""
+        flow = self._next(batch, logits)
+        try:
+            self._send(flow, sample)
+        except BaseException:
+            self._give_up(flow)
+            raise
+        return flow
+
+    def decode(self, batch: Batch, *, logits: bool = False, sample: bool = True) -> Step:
+        flow = self._next(batch, logits)
+        try:
+            self._send(flow, sample)
+            return flow.result()
+        except BaseException:
+            self._give_up(flow)
+            raise
+
+    def _next(self, batch: Batch, logits: bool) -> Flow:
         if batch.sessions:
             raise PipelineError("a batch under sessions does not flow")
         self._raise_loss()
@@ -140,35 +158,34 @@ class FlowPipeline(Pipeline):
             self._take_back()
         while len(self._flows) >= self.in_flight:
             self._wait()
-        flow = Flow(self, next(_numbers), batch, logits)
-        data = self._encoder.encode(batch, self._steps)
-        self._steps += 1
-        wish: dict[str, Any] = {"flow": True, "checksums": self.layout.checksums, "logits": logits, "sample": sample}
-        try:
-            flow._answers = [self.local[0].send_flow(flow._number, wish, data)]
-            # The first one computes already.
-            flow._answers += [worker.expect(flow._number, "decode") for worker in self.local[1:]]
-        except BaseException:
-            self._forget(flow)
-            raise
-        self._flows.append(flow)
-        return flow
+        return Flow(self, next(_numbers), batch, logits)
 
-    def decode(self, batch: Batch, *, logits: bool = False, sample: bool = True) -> Step:
-        flow = self.submit(batch, logits=logits, sample=sample)
-        try:
-            return flow.result()
-        except WorkerError:
-            raise
-        except BaseException:  # such as a Ctrl-C, after which nobody asks for it: taken back before the next one
+    def _send(self, flow: Flow, sample: bool) -> None:
+        flow._answers = [worker.expect(flow._number, "decode") for worker in self.local]
+        data = self._encoder.encode(flow.batch, self._steps)
+        self._steps += 1
+        checksums = self.layout.checksums
+        wish: dict[str, Any] = {"flow": True, "checksums": checksums, "logits": flow._logits, "sample": sample}
+        self.local[0].send_flow(flow._number, wish, data)
+        self._flows.append(flow)
+
+    def _give_up(self, flow: Flow) -> None:
+        """Nobody will ask for it, such as after a Ctrl-C: what has been sent is taken back before the next one."""
+        if flow._error is not None:
+            return  # that is seen to already
+        if not (flow._answers and flow._answers[0].sent):
+            self._forget(flow)
+            return
+        if not flow._over and flow not in self._flows:
+            self._flows.append(flow)
+        if flow not in self._failed:
             self._failed.append(flow)
-            raise
 
     def clear(self) -> None:
         # What is under way would come after it.
         self._drain()
-        self._failed.clear()
         super().clear()
+        self._failed.clear()
 
     def _room(self) -> int:
         """Bytes for two of the largest bundles: the residual, and side tensors as large again thrice."""
@@ -185,6 +202,10 @@ class FlowPipeline(Pipeline):
             if worker.loss is not None:
                 self._answers.unregister(descriptor)
                 del self._by_descriptor[descriptor]
+        return self._settle_all()
+
+    def _settle_all(self) -> bool:
+        """Whether a flow is over that was not."""
         under_way = len(self._flows)
         for flow in self._flows:
             self._settle(flow)
@@ -194,8 +215,10 @@ class FlowPipeline(Pipeline):
     def _settle(self, flow: Flow) -> None:
         for place, pending in enumerate(flow._answers):
             if pending.error is not None:
-                flow._error = self._cause(place, pending.error)
-                self._failed.append(flow)
+                error = self._cause(place, pending.error)
+                if flow not in self._failed:
+                    self._failed.append(flow)
+                flow._error = error
                 break
             if pending.reply is not None:
                 flow._reply = pending.reply
@@ -224,6 +247,8 @@ class FlowPipeline(Pipeline):
 
     def _wait(self) -> None:
         """Until a flow is over. Raises nothing: what has gone wrong is in the flows."""
+        if self._settle_all():  # by what had come before a Ctrl-C
+            return
         limit = self.local[0].timeout
         since = time.monotonic()
         while not self._look(self._patience(limit, since)):

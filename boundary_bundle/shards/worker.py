@@ -473,11 +473,13 @@ class Worker(ABC):
 
 
 class _Pending:
-    __slots__ = ("_worker", "error", "operation", "reply")
+    __slots__ = ("_worker", "error", "operation", "reply", "sent")
 
     def __init__(self, worker: LocalWorker, operation: str) -> None:
         self._worker = worker
         self.operation = operation
+        #: Whether the worker has been asked; false: nothing of the request has gone, or the worker is given up.
+        self.sent = False
         self.reply: Reply | None = None
         self.error: WorkerError | None = None
 
@@ -525,8 +527,9 @@ class LocalWorker(Worker):
         self.hello: dict[str, Any] = {}
         self._ids = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
-        self._send_lock = threading.Lock()
-        self._receive_lock = threading.Lock()
+        # A Ctrl-C right after one is taken leaves it so: then the thread that has it can go on.
+        self._send_lock = threading.RLock()
+        self._receive_lock = threading.RLock()
         self._lost: WorkerError | None = None
         self._closed = False
         self._timeout = timeout
@@ -671,9 +674,9 @@ class LocalWorker(Worker):
         """No answer of flow ``number`` is waited for any more; one that comes is dropped."""
         self._pending.pop(number, None)
 
-    def send_flow(self, number: int, text: Mapping[str, Any], bundle: Bytes) -> _Pending:
-        """Decode as flow ``number``. Raises WorkerError."""
-        return self._begin(Type.DECODE, text, bundle, "decode", number=number)
+    def send_flow(self, number: int, text: Mapping[str, Any], bundle: Bytes) -> None:
+        """Decode as flow ``number``, which is expected. Raises WorkerError."""
+        self._begin(Type.DECODE, text, bundle, "decode", number=number)
 
     def fileno(self) -> int:
         """The descriptor on which answers come; :meth:`take` takes them."""
@@ -735,12 +738,13 @@ class LocalWorker(Worker):
             raise WorkerError(_LIMIT, protocol.ERRORS[_LIMIT], str(error), self.layer_range, operation) from None
         if bundle:
             parts.append(bundle)
-        pending = self._pending[number] = _Pending(self, operation)
+        pending = self._pending.get(number) or self._pending.setdefault(number, _Pending(self, operation))
         try:
             with self._send_lock:
-                self._send(parts, operation, descriptors)
+                self._send(pending, parts, descriptors)
         except BaseException:
-            self._pending.pop(number, None)
+            if not pending.sent:  # otherwise there is an answer to come
+                self._pending.pop(number, None)
             if self._partly_sent and self._lost is None:
                 # Such as a Ctrl-C: the worker would take the next message for the rest of this one.
                 self._give_up("lost", "a message was only partly sent", operation)
@@ -750,16 +754,20 @@ class LocalWorker(Worker):
             pending.error = self._again(operation)
         return pending
 
-    def _send(self, parts: list[Bytes], operation: str, descriptors: Sequence[int] = ()) -> None:
+    def _send(self, pending: _Pending, parts: list[Bytes], descriptors: Sequence[int]) -> None:
         rest = [memoryview(part).cast("B") for part in parts]
         # They go with the first byte.
         along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         moved = time.monotonic()
+        begun = False
         while rest:
+            # Until it is known: a Ctrl-C may come right after the bytes have gone.
+            self._partly_sent = True
             try:
                 sent = self._socket.sendmsg(rest, along)
             except BlockingIOError:
-                self._relieve(moved, operation)
+                self._partly_sent = begun
+                self._relieve(moved, pending.operation)
                 continue
             except OSError:
                 # The worker is gone; what it said last and how it ended come out of the receiving side.
@@ -767,11 +775,13 @@ class LocalWorker(Worker):
                 return
             moved = time.monotonic()
             along = []
-            self._partly_sent = sent < sum(map(len, rest))
+            begun = True
             while rest and sent >= len(rest[0]):
                 sent -= len(rest.pop(0))
             if sent:
                 rest[0] = rest[0][sent:]
+        pending.sent = True
+        self._partly_sent = False
 
     def _relieve(self, moved: float, operation: str) -> None:
         """The socket is full: take answers until there is room, unless another thread does that already.
@@ -928,7 +938,8 @@ class LocalWorker(Worker):
         header = self._current
         text, body = protocol.parse_text(self._text), self._body
         self._current, self._parts = None, [self._header]
-        pending = self._pending.pop(header.request, None)
+        # It is known until it has been told, so that it hears of a Ctrl-C in between.
+        pending = self._pending.get(header.request)
         if header.type == Type.ERROR and (pending is not None or header.request == 0):
             error = refusal(text, self.layer_range, pending.operation if pending else "request")
             if pending is None:  # an unsound frame: the worker hangs up next, or gives up a link
@@ -941,6 +952,7 @@ class LocalWorker(Worker):
             raise ProtocolError(f"the worker sent type {header.type} for request {header.request}, which is not open")
         else:
             pending.reply = Reply(text, body.toreadonly())
+        self._pending.pop(header.request, None)
         return True
 
     # -- the end

@@ -7,7 +7,7 @@ Four sections, each with one model, one number of threads and one set of process
 shards   SmolLM2 in 1 to 4 shards with all threads, bundles in shared memory; decoding one sequence also in up to 8
          shards, and with bundles in sockets
 flight   SmolLM2 in 2 shards of one thread each, with several micro-batches of a prefill under way at once, against one
-         unsplit worker of one thread
+         unsplit worker of one thread; and two of those at once, which is what these processors bear of two workers
 streams  the same with several sequences under way, at the cuts of boundary-bundle plan --measure, since each step of
          decoding has the head to compute; also one sequence in 3 such shards
 wide     a model of 1 GB with random weights, 4096 wide (wide_model.py), where hops carry 16 KB a token; also in 2
@@ -16,7 +16,8 @@ wide     a model of 1 GB with random weights, 4096 wide (wide_model.py), where h
 Beside them stand upstream's loop in one process, and the same loop with its layers on servers of the RPC backend at
 the same cuts (native_shim/tests/bench_rpc.cpp), both of the unpatched sources. Before anything is timed, every logit of
 every split result is compared with the unsplit one's by its bits, and every token of the timed runs is compared with
-those. Speeds are medians of rounds in which all take turns. Nothing here asserts a time.
+those. Speeds are medians of rounds in which all take turns, ratios medians of those within a turn: a machine's pace
+changes meanwhile. Nothing here asserts a time.
 
 Exit status: 0 done, 1 a logit or a token differs, 2 it could not be done, 130 interrupted.
 """
@@ -41,7 +42,7 @@ from typing import Any, Final
 import numpy as np
 import wide_model
 from picture import INK, OURS, PEER, YARDSTICK, pyplot, save
-from shard_subjects import Loop, Outcome, Shards, Subject, SubjectError, Work, loop, ray_shards, shards
+from shard_subjects import Loop, Outcome, Shards, Subject, SubjectError, Work, apart, loop, ray_shards, shards
 
 from boundary_bundle.cli import common
 from boundary_bundle.cli.plan import measured_sizes
@@ -96,7 +97,7 @@ class Form:
     turns: int
 
 
-FULL: Final = Form(5, LEAST_ROUNDS, 64, 32, (32, 128, 512), (1, 2, 4, 8), 4, 8, (16, 32, 64), (32, 128), 16, 2)
+FULL: Final = Form(5, LEAST_ROUNDS, 64, 32, (32, 128, 512), (1, 2, 4, 8), 4, 8, (16, 32, 64), (32, 128), 16, 4)
 QUICK: Final = Form(1, 1, 4, 8, (32, 64), (1, 2), 3, 4, (16, 32), (32,), 2, 1)
 
 
@@ -168,8 +169,17 @@ class Section:
         found = self.entry(name, work)
         return None if found is None else found.speed
 
+    def ratio(self, name: str, work: str, other: str, at: str | None = None) -> float | None:
+        """Speed of ``name`` at ``work`` over that of ``other`` (at another work: ``at``): the median of the turns'."""
+        mine, theirs = self.entry(name, work), self.entry(other, at or work)
+        if mine is None or theirs is None:
+            return None
+        counted = mine.work.counted / theirs.work.counted
+        pairs = zip(mine.seconds, theirs.seconds, strict=True)
+        return counted * statistics.median(their / my for my, their in pairs)
 
-UNSPLIT, LOOP = "unsplit", "loop in C++"
+
+UNSPLIT, LOOP, APART = "unsplit", "loop in C++", "2 unsplit at once"
 
 
 def shards_name(count: int) -> str:
@@ -240,10 +250,11 @@ def section_flight(model: ModelFile, form: Form) -> Section:
     tokens = form.prefills[-1]
     sizes = sorted({*form.micro_batches, tokens, *(size for size in (128,) if size < tokens)})
     works = [Work(f"prefill {tokens} by {size}", tokens, size) for size in sizes]
-    subjects = {UNSPLIT: ("split", 1, True), "2 shards": ("split", 2, True), rpc_name(2): ("rpc", 2, True)}
+    subjects = {UNSPLIT: ("split", 1, True), "2 shards": ("split", 2, True), APART: ("apart", 1, True)}
+    subjects[rpc_name(2)] = ("rpc", 2, True)
     overlapping = {f"prefill {tokens} by {size}" for size in form.micro_batches}
     largest = f"prefill {tokens} by {form.micro_batches[-1]}"
-    only = {"2 shards": overlapping, rpc_name(2): {largest, works[-1].name}}
+    only = {"2 shards": overlapping, APART: overlapping, rpc_name(2): {largest, works[-1].name}}
     title = f"{model.path.name} with one thread a worker, micro-batches in flight"
     return Section("flight", title, model, settings_for(works, 1), works, subjects, only, plan_of)
 
@@ -253,9 +264,11 @@ def section_streams(model: ModelFile, form: Form) -> Section:
         decoding(form, 1, 1, form.steps, turns_of(form, 1))
     ]
     subjects = {UNSPLIT: ("split", 1, True), "2 shards": ("split", 2, True), "3 shards": ("split", 3, True)}
-    subjects[rpc_name(2)] = ("rpc", 2, True)
+    subjects |= {APART: ("apart", 1, True), rpc_name(2): ("rpc", 2, True)}
+    overlapping = {"decode 4 by 1", "decode 4 by 2"}
     only = {
-        "2 shards": {"decode 4 by 1", "decode 4 by 2"},
+        "2 shards": overlapping,
+        APART: overlapping,
         "3 shards": {"decode 1"},
         rpc_name(2): {"decode 4 by 2", "decode 4"},
     }
@@ -289,6 +302,8 @@ def started(section: Section, patched: NativeBuild, rpc: NativeBuild) -> Iterato
             plan = section.plan(section.model, count, settings)
             if kind == "split":
                 running[name] = stack.enter_context(shards(patched.worker, path, plan, settings, shared=shared))
+            elif kind == "apart":
+                running[name] = stack.enter_context(apart(patched.worker, path, plan, settings))
             elif kind == "ray":
                 running[name] = stack.enter_context(ray_shards(patched.worker, path, plan, settings))
             else:
@@ -388,7 +403,7 @@ class Wanted:
 
 
 def wanted(sections: Sequence[Section]) -> list[Wanted]:
-    """What is wanted of the sections that were run. Each ratio is one of medians."""
+    """What is wanted of the sections that were run."""
     found: list[Wanted] = []
     told = {"shards": _wanted_shards, "flight": _wanted_flight, "streams": _wanted_streams, "wide": _wanted_wide}
     for section in sections:
@@ -396,9 +411,9 @@ def wanted(sections: Sequence[Section]) -> list[Wanted]:
     return found
 
 
-def _ratio(found: list[Wanted], what: str, ours: float | None, theirs: float | None, least: float | None) -> None:
-    if ours is not None and theirs is not None:
-        found.append(Wanted(what, ours / theirs, least))
+def _ratio(found: list[Wanted], what: str, measured: float | None, least: float | None) -> None:
+    if measured is not None:
+        found.append(Wanted(what, measured, least))
 
 
 def _hop(found: list[Wanted], section: Section, name: str, how: str, most: float) -> None:
@@ -410,9 +425,9 @@ def _hop(found: list[Wanted], section: Section, name: str, how: str, most: float
 
 
 def _wanted_shards(section: Section, found: list[Wanted]) -> None:
-    ours = section.speed("3 shards", "decode 1")
     for other, least in ((UNSPLIT, 0.97), (LOOP, 0.97), (rpc_name(3), 2.0)):
-        _ratio(found, f"decode of one sequence, 3 shards / {other}", ours, section.speed(other, "decode 1"), least)
+        measured = section.ratio("3 shards", "decode 1", other)
+        _ratio(found, f"decode of one sequence, 3 shards / {other}", measured, least)
     _hop(found, section, "3 shards", "shared memory", 30.0)
     _hop(found, section, "3 shards, sockets", "the socket", 150.0)
     added = growth(section)
@@ -426,20 +441,27 @@ def _wanted_flight(section: Section, found: list[Wanted]) -> None:
     best = max(alone, key=lambda entry: entry.speed)
     for work in section.works:
         what = f"{work.name}, 2 shards of one thread / unsplit"
-        ours = section.speed("2 shards", work.name)
-        _ratio(found, f"{what} likewise", ours, section.speed(UNSPLIT, work.name), 1.8)
-        _ratio(found, f"{what} at its best ({best.work.size} at once)", ours, best.speed, 1.8)
+        at_best = section.ratio("2 shards", work.name, UNSPLIT, best.work.name)
+        _ratio(found, f"{what} likewise", section.ratio("2 shards", work.name, UNSPLIT), 1.8)
+        _ratio(found, f"{what} at its best ({best.work.size} at once)", at_best, 1.8)
+        _apart(found, section, work)
 
 
 def _wanted_streams(section: Section, found: list[Wanted]) -> None:
     for work in section.works:
         what = f"{work.name}, 2 shards of one thread / unsplit"
-        ours = section.speed("2 shards", work.name)
-        _ratio(found, f"{what} likewise", ours, section.speed(UNSPLIT, work.name), 1.7)
-        _ratio(found, f"{what}, all 4 in one batch", ours, section.speed(UNSPLIT, "decode 4"), 1.7)
-    ours, alone = section.speed("3 shards", "decode 1"), section.speed(UNSPLIT, "decode 1")
-    _ratio(found, "decode of one sequence, 3 shards of one thread / unsplit", ours, alone, 0.97)
+        in_one = section.ratio("2 shards", work.name, UNSPLIT, "decode 4")
+        _ratio(found, f"{what} likewise", section.ratio("2 shards", work.name, UNSPLIT), 1.7)
+        _ratio(found, f"{what}, all 4 in one batch", in_one, 1.7)
+        _apart(found, section, work)
+    measured = section.ratio("3 shards", "decode 1", UNSPLIT)
+    _ratio(found, "decode of one sequence, 3 shards of one thread / unsplit", measured, 0.97)
     _hop(found, section, "3 shards", "shared memory, shards of one thread", 30.0)
+
+
+def _apart(found: list[Wanted], section: Section, work: Work) -> None:
+    """What two workers reach that have nothing to hand over, beside what is wanted of two shards."""
+    _ratio(found, f"{work.name}, {APART} / one", section.ratio(APART, work.name, UNSPLIT), None)
 
 
 def _wanted_wide(section: Section, found: list[Wanted]) -> None:
@@ -448,8 +470,8 @@ def _wanted_wide(section: Section, found: list[Wanted]) -> None:
         worst = max(hop["hop_us"] for hop in entry.hop_times()) / min(entry.compute_us())
         what = f"a hop of one token of {section.facts['n_embd']} floats, of the least shard's computing"
         found.append(Wanted(what, 100 * worst, most=1.0, unit="%"))
-    ours, direct = section.speed(ray_name(2), "decode 1"), section.speed("2 shards", "decode 1")
-    _ratio(found, "decode of one sequence, 2 shards through Ray / directly", ours, direct, 0.8)
+    measured = section.ratio(ray_name(2), "decode 1", "2 shards")
+    _ratio(found, "decode of one sequence, 2 shards through Ray / directly", measured, 0.8)
 
 
 def growth(section: Section) -> list[dict[str, float]]:
@@ -470,8 +492,8 @@ def row(section: Section, entry: Entry) -> dict[str, Any]:
     """An entry for the JSON."""
 
     def ratio(name: str) -> float | None:
-        other = section.speed(name, entry.work.name)
-        return None if other is None else round(entry.speed / other, 4)
+        measured = section.ratio(entry.name, entry.work.name, name)
+        return None if measured is None else round(measured, 4)
 
     return {
         "work": entry.work.name,
@@ -567,10 +589,12 @@ def show(sections: Sequence[Section]) -> None:
         for name in section.subjects:
             cells = []
             for work in names:
-                speed, unsplit = section.speed(name, work), section.speed(UNSPLIT, work)
-                cells.append("" if speed is None or unsplit is None else f"{speed:.1f} ({speed / unsplit:.2f})")
+                speed, ratio = section.speed(name, work), section.ratio(name, work, UNSPLIT)
+                cells.append("" if speed is None or ratio is None else f"{speed:.1f} ({ratio:.2f})")
             rows.append([name, *cells])
-        title = f"{section.name}: {section.title}; tokens/s, medians of {section.facts['rounds']} (ratio to unsplit)"
+        title = (
+            f"{section.name}: {section.title}; tokens/s, medians of {section.facts['rounds']} rounds (ratio to unsplit)"
+        )
         common.print_table(title, ["", *names], rows)
         print()
     show_hops(sections)
@@ -669,7 +693,7 @@ def draw_speed(sections: Sequence[Section], path: Path) -> None:
 
 def _style(section: Section, name: str) -> dict[str, Any]:
     kind, count, shared = section.subjects[name]
-    colour = {"split": OURS, "ray": OURS, "loop": INK, "rpc": PEER}[kind]
+    colour = {"split": OURS, "apart": INK, "ray": OURS, "loop": INK, "rpc": PEER}[kind]
     dashes = {1: "-", 2: "--", 3: "-.", 4: ":"}
     return {"color": INK if name == UNSPLIT else colour, "linestyle": dashes.get(count, "-"), "marker": "o"}
 

@@ -1,5 +1,5 @@
-"""Who does the work in bench_shards.py: our shards, also through Ray, upstream's loop in one process, and that over
-its RPC backend.
+"""Who does the work in bench_shards.py: our shards, also through Ray, two unsplit workers at once, upstream's loop in
+one process, and that over its RPC backend.
 
 Each does a :class:`Work` as the others do it, with the same batches of the same tokens, and draws greedily.
 """
@@ -16,7 +16,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,15 +84,15 @@ class Outcome:
 
 
 class Subject(ABC):
-    """``kind`` is split (our shards, one of them: unsplit), ray (those in Ray's actors), loop or rpc; ``shards`` how
-    many parts the model is in."""
+    """``kind`` is split (our shards, one of them: unsplit), apart (two unsplit ones at once), ray (those in Ray's
+    actors), loop or rpc; ``shards`` how many parts the model is in."""
 
     kind: str
     shards: int
 
     @property
     def ours(self) -> bool:
-        return self.kind in ("split", "ray")
+        return self.kind in ("split", "apart", "ray")
 
     @abstractmethod
     def run(self, work: Work, prompts: Sequence[list[int]], *, logits: bool = False) -> Outcome:
@@ -159,6 +160,31 @@ def shards(program: Path, model: Path, plan: Plan, settings: Settings, *, shared
         yield Shards(FlowPipeline(workers, shared_memory=None if shared else 0))
     finally:
         close_workers(workers)
+
+
+class Apart(Subject):
+    """Two unsplit workers that do the same work at the same time: how much of two workers these processors bear, of
+    which no hand-over takes anything. Seconds are those of one work at the speed of both together."""
+
+    def __init__(self, pair: Sequence[Shards]) -> None:
+        self.kind, self.shards = "apart", 1
+        self._pair = pair
+        self._other = ThreadPoolExecutor(1)
+
+    def run(self, work: Work, prompts: Sequence[list[int]], *, logits: bool = False) -> Outcome:
+        one, other = self._pair
+        beside = self._other.submit(other.run, work, prompts, logits=logits)
+        done, also = one.run(work, prompts, logits=logits), beside.result()
+        if done.tokens != also.tokens:
+            raise SubjectError(f"two unsplit workers draw other tokens than each other in {work.name}")
+        return replace(done, seconds=1 / (1 / done.seconds + 1 / also.seconds))
+
+
+@contextlib.contextmanager
+def apart(program: Path, model: Path, plan: Plan, settings: Settings) -> Iterator[Apart]:
+    """Two workers of the one range of ``plan``. Raises WorkerError."""
+    with shards(program, model, plan, settings) as one, shards(program, model, plan, settings) as other:
+        yield Apart((one, other))
 
 
 @contextlib.contextmanager

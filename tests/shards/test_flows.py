@@ -11,16 +11,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import json
 import mmap
 import os
 import signal
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -461,6 +465,75 @@ def test_what_was_interrupted_is_taken_back_though_it_came_out(
         beside.result()
         until(lambda: pipeline._look(0.1) or not pipeline._flows, "came out")
         assert_same_bits(flowed(pipeline, [second]), expected[1:])
+
+
+@contextmanager
+def interrupted_at(point: int) -> Iterator[list[str]]:
+    """A Ctrl-C at the ``point``-th place of the driver where the interpreter looks for one: where a function begins,
+    and after what another language's has done. Where that was, unless there are fewer."""
+    where: list[str] = []
+    left = point
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal left
+        if event not in ("call", "c_return") or "boundary_bundle" not in frame.f_code.co_filename:
+            return
+        left -= 1
+        if left == 0:
+            after = f" after {argument.__qualname__}" if event == "c_return" else ""
+            where.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}{after}")
+            raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield where
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.setprofile(before)
+
+
+@pytest.mark.parametrize("how", ["decode", "submit", "relay"])
+def test_an_interrupt_anywhere_in_the_driver(
+    patched_build: NativeBuild, oracle: Pipeline, model: Path, how: str
+) -> None:
+    """Afterwards the same batch gives the right bits, or an error says which worker was given up; nothing waits long
+    for what has come already."""
+    given_up: list[tuple[list[str], str]] = []
+    with contextlib.ExitStack() as stack:
+        pipeline: Pipeline | None = None
+        for point in itertools.count(1):
+            if pipeline is None:
+                pipeline = stack.enter_context(flowing(patched_build.worker, model, [2, 4]))
+                if how == "relay":
+                    pipeline = Pipeline(pipeline.local)
+            talk = Conversation(point)
+            first, second = talk.batch([0, 0]), talk.batch([0])
+            pipeline.clear()
+            expected = logits_of(oracle, [first, second])
+            pipeline.decode(first)
+            flow = None
+            with interrupted_at(point) as where:
+                if isinstance(pipeline, FlowPipeline) and how == "submit":
+                    flow = pipeline.submit(second, logits=True)
+                    flow.result()
+                else:
+                    pipeline.decode(second, logits=True)
+            if not where:
+                break
+            began = time.monotonic()
+            try:
+                step = flow.result() if flow is not None else pipeline.decode(second, logits=True)
+                assert step.logits is not None
+                assert_same_bits([step.logits], expected[1:])
+            except WorkerError as error:
+                given_up.append((where, str(error)))
+                pipeline = None
+            assert time.monotonic() - began < 30, where
+    assert point > 100
+    assert all("only partly" in error for _, error in given_up), given_up
+    assert len(given_up) < point / 4
 
 
 def test_clear_comes_after_what_is_under_way(patched_build: NativeBuild, oracle: Pipeline, model: Path) -> None:
