@@ -393,6 +393,8 @@ class Flight:
     sample: bool
     number: int = 0
     began: float = 0.0
+    #: Whether a shard may have been asked.
+    asked: bool = False
     answers: list[Any] = field(default_factory=list, repr=False)
     step: Step | None = None
     error: BaseException | None = None
@@ -500,8 +502,12 @@ class RayPipeline(Pipeline):
         while len(self._flights) >= self.max_in_flight:
             self._settle_oldest()
         flight = Flight(self, batch, logits, sample)
-        self._send(flight)
-        self._flights.append(flight)
+        try:
+            self._flights.append(flight)
+            self._send(flight)
+        except BaseException:
+            self._give_up(flight)
+            raise
         return flight
 
     def decode(self, batch: Batch, *, logits: bool = False, sample: bool = True) -> Step:
@@ -511,11 +517,16 @@ class RayPipeline(Pipeline):
         except Exception:
             raise
         except BaseException:
-            # Such as a Ctrl-C. What is asked next comes after this on every shard.
-            if flight in self._flights:
-                self._flights.remove(flight)
-                self._roll_back(self.workers, batch, wait=False)
+            self._give_up(flight)
             raise
+
+    def _give_up(self, flight: Flight) -> None:
+        """Nobody will ask for it, such as after a Ctrl-C. What is asked next comes after this on every shard, also on
+        those that have not been asked yet."""
+        if flight in self._flights:
+            self._flights.remove(flight)
+            if flight.asked:
+                self._roll_back(self.workers, flight.batch, wait=False)
 
     def clear(self) -> None:
         while self._flights:
@@ -534,7 +545,7 @@ class RayPipeline(Pipeline):
         self._steps += 1
         data = encode(batch.bundle(self.model, relay.request_layout(-1, flight.number, len(batch))))
         handed: Any = Handover(np.frombuffer(data, np.uint8))
-        flight.answers = []
+        flight.answers, flight.asked = [], True
         for index, host in enumerate(self._hosts):
             layout = relay.request_layout(index, flight.number, sum(batch.outputs) if index == last else len(batch))
             wish = layout.wish()

@@ -246,6 +246,36 @@ def test_a_refused_batch_changes_nothing(shards: RayPipeline, reference: Pipelin
     assert shards.rebuilds == 0
 
 
+@pytest.mark.parametrize("asked", [0, 1, 2])
+def test_an_interrupt_while_shards_are_asked(
+    shards: RayPipeline, reference: Pipeline, monkeypatch: pytest.MonkeyPatch, asked: int
+) -> None:
+    """A Ctrl-C when so many of three shards have been asked: those are left ahead of the others."""
+
+    class Interrupted:
+        def __init__(self, actor: Any) -> None:
+            self._actor = actor
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "decode":
+                raise KeyboardInterrupt
+            return getattr(self._actor, name)
+
+    talk = Conversation(6 + asked)
+    first, second = talk.batch([0] * 5), talk.batch([0])
+    shards.decode(first)
+    host = shards.workers[asked]
+    assert isinstance(host, ray_engine.RayWorker)
+    with monkeypatch.context() as patch:
+        patch.setattr(host, "actor", Interrupted(host.actor))
+        with pytest.raises(KeyboardInterrupt):
+            shards.decode(second)
+    rows = shards.decode(second, logits=True).logits
+    assert rows is not None
+    assert_same_bits([rows], logits_of(reference, [first, second])[1:])
+    assert shards.rebuilds == 0
+
+
 # -- losses ------------------------------------------------------------------------------------
 
 
