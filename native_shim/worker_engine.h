@@ -244,6 +244,8 @@ public:
     void when_nearly_over(std::function<void()> what);
     // What the last batch left at the end of the range; valid until the next call.
     virtual byte_view output(const layout &layout) = 0;
+    // Goes the way of a decode with a bundle that is refused for its positions, and forgets the last output.
+    virtual void rehearse(byte_view impossible) { (void)impossible; }
     // Batch indices of the tokens that the last batch selected, ascending.
     virtual std::vector<int32_t> outputs() const = 0;
     virtual int64_t kv_bytes() const = 0; // -1: unknown

@@ -271,8 +271,13 @@ std::optional<request> request_queue::pop(std::optional<moment> until) {
         if (until && std::chrono::steady_clock::now() >= *until) {
             return std::nullopt;
         }
-        if (ring_ && ring_->await(heard)) {
-            continue;
+        if (ring_ && ring_->announced()) {
+            if (while_announced_) {
+                while_announced_();
+            }
+            if (ring_->await(heard)) {
+                continue;
+            }
         }
         filled_->wait(heard, until);
     }

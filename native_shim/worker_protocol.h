@@ -141,6 +141,8 @@ public:
     // Messages of `from` come in a ring from now on, which lives until another one, or none, is said here. For the thread
     // that computes.
     void listen(shared_ring *ring, std::shared_ptr<connection> from);
+    // What pop() does when a message in the ring has been announced and has not come yet.
+    void while_announced(std::function<void()> what) { while_announced_ = std::move(what); }
 
 private:
     std::optional<request> take_from_ring();
@@ -157,6 +159,7 @@ private:
     bell *filled_ = &own_; // the ring's, so that one wait is for both
     shared_ring *ring_ = nullptr;
     std::shared_ptr<connection> ring_from_;
+    std::function<void()> while_announced_;
 };
 
 void write_header(uint8_t *header, uint16_t type, uint64_t request, size_t text_size, size_t bundle_size);

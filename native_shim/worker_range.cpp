@@ -232,6 +232,13 @@ public:
         return {(uint64_t)times.t_decode_us, (uint64_t)times.t_compute_us};
     }
 
+    void rehearse(byte_view impossible) override {
+        auto error = boundary_struct<llama_boundary_error>();
+        if (impossible.size > 0) {
+            llama_boundary_decode(ctx_, impossible.data, impossible.size, &error);
+        }
+    }
+
     byte_view output(const layout &layout) override {
         auto wanted = boundary_struct<llama_boundary_layout>();
         wanted.big_endian = layout.big_endian;

@@ -164,12 +164,13 @@ void shared_ring::announce() {
     }
 }
 
-bool shared_ring::await(uint32_t heard) {
+bool shared_ring::announced() const {
     const uint32_t writer = head_->coming;
     // cppcheck-suppress[knownConditionTrueFalse] it may be on Linux
-    if (writer == 0 || writer == this_processor()) {
-        return false;
-    }
+    return writer != 0 && writer != this_processor();
+}
+
+bool shared_ring::await(uint32_t heard) {
     const moment until = std::chrono::steady_clock::now() + std::chrono::microseconds(100);
     do {
         if (head_->written != place_ || head_->filled.count != heard) {

@@ -60,8 +60,10 @@ public:
     bool broken() const; // the writing end has written nonsense
     // The reading end, by the thread that reads: says which processor it has, if it has one.
     void stay();
-    // Whether a message that has been announced came while the processor was kept for it, or something else that
-    // `heard`, the count of filled(), does not hold yet.
+    // Whether a message follows soon, so that it is worth to keep the processor for it.
+    bool announced() const;
+    // Keeps it for a while: whether the message came, or something else that `heard`, the count of filled(), does not
+    // hold yet.
     bool await(uint32_t heard);
 
     bell &filled() { return head_->filled; }

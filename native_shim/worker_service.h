@@ -5,6 +5,7 @@
 
 #include "worker_engine.h"
 #include "worker_flow.h"
+#include "worker_heads.h"
 #include "worker_links.h"
 #include "worker_protocol.h"
 #include "worker_sessions.h"
@@ -53,6 +54,7 @@ private:
     bool has_text_services() const;
     void check_output_size(byte_view bytes, const bb_bundle &head, const layout &layout, uint64_t n_tokens) const;
     void send_error(connection &to, uint64_t id, const failure &f);
+    void get_ready();
 
     engine &engine_;
     uint64_t max_bundle_;
@@ -61,6 +63,8 @@ private:
     links links_;
     uint64_t started_us_;
     uint64_t busy_until_us_ = 0; // the end of the last answer
+    known_head head_;
+    uint64_t checked_us_ = 0; // when the files were looked at while a batch was awaited
 
     struct {
         uint64_t requests = 0, errors = 0, tokens = 0, compute_us = 0, decode_us = 0, encode_us = 0;

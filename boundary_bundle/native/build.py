@@ -77,6 +77,7 @@ WORKER_SOURCES = (
     "worker_sessions.cpp",
     "worker_links.cpp",
     "worker_flow.cpp",
+    "worker_heads.cpp",
     "worker_ring.cpp",
     "worker_json.cpp",
     "worker_protocol.cpp",
