@@ -576,7 +576,7 @@ void service::get_ready() {
     } catch (const std::exception &) { // NOLINT(bugprone-empty-catch): the batch will be told
     }
     // The computing of others has driven out of the processor's caches what a batch is decoded with. A rehearsal brings it
-    // back: decoding takes a third of the time then.
+    // back.
     engine_.rehearse(head_.impossible());
 }
 

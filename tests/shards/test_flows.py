@@ -910,31 +910,6 @@ def test_who_writes_says_so_while_it_computes(patched_build: NativeBuild, model:
         close_workers(workers)
 
 
-def test_an_announced_message_that_does_not_come(pair: list[LocalWorker], oracle: Pipeline) -> None:
-    """Costs who waits no more than the time of the specification, once; a later message is taken."""
-    batch = Conversation(21).batch([0, 1])
-    expected = logits_of(oracle, [batch])[0]
-    bundle = output_of(pair[0], batch)
-    neighbour = Neighbour(pair[1], True)
-    assert neighbour.ring is not None
-    pair[1].statistics()
-    before = ticks(pair[1].pid)
-    for _ in range(20):
-        neighbour.write(256, struct.pack("<I", 1 << 20))  # a processor that nobody has
-        neighbour.ring_bell()
-        until(lambda: struct.unpack_from("<I", neighbour.ring or b"", 256)[0] == 0, "the end of waiting")
-    time.sleep(0.3)
-    assert ticks(pair[1].pid) - before < 20  # a hundred times what it may be
-    text = flow_head(LOGITS)
-    header = protocol.HEADER.pack(b"BBWP", Type.DECODE, 0, FLOWS + 7, len(text), 0, len(bundle))
-    pending = pair[1].expect(FLOWS + 7, "decode")
-    neighbour.write(4096, header + text + bundle)
-    neighbour.write(0, struct.pack("<Q", (64 + len(bundle) + 63) // 64 * 64))
-    neighbour.ring_bell()
-    assert_same_bits([np.array(decode(pending.result(20.0).bundle)["logits"])], [expected])
-    neighbour.close()
-
-
 class Announcer(Neighbour):
     """A neighbour that says so before it writes."""
 
@@ -959,6 +934,23 @@ class Announcer(Neighbour):
         self.write(0, struct.pack("<Q", self.place))
         self.ring_bell()
         return pending
+
+
+def test_an_announced_message_that_does_not_come(pair: list[LocalWorker], oracle: Pipeline) -> None:
+    """Costs who waits no more than the time of the specification, once; a later message is taken."""
+    batch = Conversation(21).batch([0, 1])
+    expected = logits_of(oracle, [batch])[0]
+    bundle = output_of(pair[0], batch)
+    neighbour = Announcer(pair[1], True)
+    pair[1].statistics()
+    before = ticks(pair[1].pid)
+    for _ in range(20):
+        neighbour.announce()
+    time.sleep(0.3)
+    assert ticks(pair[1].pid) - before < 20  # a hundred times what it may be
+    pending = neighbour.send(FLOWS + 7, bundle)
+    assert_same_bits([np.array(decode(pending.result(20.0).bundle)["logits"])], [expected])
+    neighbour.close()
 
 
 def test_a_rehearsal_leaves_no_trace(pair: list[LocalWorker], oracle: Pipeline) -> None:
